@@ -1,0 +1,119 @@
+"""What stores are told at start and what they report to people. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDeclaration:
+    """A queue (its messages go to one consumer) or a topic (each subscriber gets its own copy).
+
+    Attributes:
+        duplicate_window_ms: a message id sent again within it is not stored again; 0 is off.
+            A first layer that lowers the number of duplicates, never a replacement for the inbox.
+    """
+
+    name: str
+    kind: Literal["queue", "topic"]
+    duplicate_window_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """All queues, and who reads them: (queue, consumer)."""
+
+    queues: tuple[QueueDeclaration, ...]
+    consumers: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """One incarnation of a worker process; its id is never used again."""
+
+    id: str
+    lease_ms: int
+    host: str
+    process: int
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRow:
+    """What the inbox says of one key: its `InboxState` number, and 32 bytes a fingerprint."""
+
+    state: int
+    fingerprint: bytes
+    end: str | None = None
+    recorded_ms: int | None = None
+    out_of_order: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterFilter:
+    """Which dead letters; None means any."""
+
+    number: int | None = None
+    consumer: str | None = None
+    session: str | None = None
+    reason: str | None = None
+    status: str | None = "dead"
+    limit: int = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterRecord:
+    """A dead letter with all that was kept of its message.
+
+    Attributes:
+        number: names it in commands.
+        status: `dead` (waits for a decision), `queued` (a replay is under way), `replayed`,
+            `discarded`.
+        errors: one text for each attempt that failed, oldest first.
+        copies: how often the same message came to the same end.
+    """
+
+    number: int
+    consumer: str
+    queue: str
+    status: str
+    reason: str
+    detail: str
+    key: bytes | None
+    fingerprint: bytes | None
+    message_id: bytes
+    session: bytes | None
+    type: str
+    format: int
+    body: bytes
+    headers: Mapping[str, str]
+    position: int
+    attempts: int
+    errors: tuple[str, ...]
+    copies: int
+    sent_at_ms: int
+    died_at_ms: int
+    history: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatus:
+    """A consumer's numbers, as of one moment.
+
+    Attributes:
+        waiting: messages that may run now; `scheduled`: not due yet; `held`: behind a retry.
+        counts: (end, cause or "") to number, since the store was made.
+    """
+
+    queue: str
+    consumer: str | None
+    waiting: int
+    scheduled: int
+    held: int
+    retrying_sessions: int
+    owned_sessions: int
+    dead_letters: int
+    counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    reruns: int = 0

@@ -1,0 +1,425 @@
+"""The app: what is declared once, and what programs call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from procession.abc import (
+    ConsumerStatus,
+    DeadLetterFilter,
+    DeadLetterRecord,
+    InboxRow,
+    Publisher,
+    Store,
+    Topology,
+)
+from procession.app.consumers import ConsumerDefinition, Handler, Validator
+from procession.app.queues import Queue, Queues, check_name
+from procession.config import RetryPolicy, Settings
+from procession.core.keys import KeySpec
+from procession.errors import ConfigurationError
+from procession.message import Outgoing
+from procession.runtime.drive import drive
+from procession.runtime.worker import Worker
+from procession.stores.memory import MemoryStore
+from procession.stores.sqlite import SqliteStore
+from procession.telemetry import Event, Instrument, Instruments, LogInstrument
+
+SEND_CHUNK = 1_000
+AlertHook = Callable[[Mapping[str, Any]], object]
+
+
+class App:
+    """Queues, consumers and the store they share.
+
+    Args:
+        name: for logs and status.
+        store: where everything is kept: `sqlite:///orders.db`, or `memory://` for tests.
+        settings: limits and durations.
+        retry: the retry policy of consumers that name none.
+        migrate: `auto` brings the schema up to date at start, `check` refuses to start instead.
+        table_prefix: of the tables' names.
+        instruments: receive every event, beside the log.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+
+    Example:
+        >>> app = App("shop", store="sqlite:///shop.db")
+        >>> @app.consumer("orders", name="orders", session="id")
+        ... def order(payload: dict, ctx) -> None: ...
+    """
+
+    def __init__(  # noqa: PLR0913  keyword-only, all with defaults
+        self,
+        name: str,
+        *,
+        store: str,
+        settings: Settings | None = None,
+        retry: RetryPolicy | None = None,
+        migrate: Literal["auto", "check"] = "auto",
+        table_prefix: str = "procession_",
+        instruments: Iterable[Instrument] = (),
+    ) -> None:
+        self.name = check_name(name, "app")
+        if migrate not in ("auto", "check"):
+            raise ConfigurationError(f"migrate={migrate!r}: it is 'auto' or 'check'")
+        self.settings = settings or Settings()
+        self.store_url = store
+        self._table_prefix = table_prefix
+        self._migrate: Literal["auto", "check"] = migrate
+        self._retry = retry or RetryPolicy()
+        self._instruments = tuple(instruments)
+        self._alert_hooks: list[AlertHook] = []
+        self._queues = Queues(self.settings)
+        self._consumers: dict[str, ConsumerDefinition] = {}
+        self._store = self._make_store(store)
+        self._publisher: Publisher | None = None
+        self._is_open = False
+        self._lock = threading.RLock()
+
+    # Declarations.
+
+    def queue(
+        self,
+        name: str,
+        *,
+        session: KeySpec | None = None,
+        key: KeySpec | None = None,
+        duplicate_window: timedelta | None = None,
+    ) -> Queue:
+        """Declare a queue: each of its messages goes to its one consumer.
+
+        Args:
+            name: names it in sends and tables.
+            session: field path, several, or a function of the payload: messages of one session
+                run in order, one at a time.
+            key: the dedup key likewise; by default the message id.
+            duplicate_window: an id sent again within it is not stored again.
+
+        Raises:
+            ConfigurationError: it contradicts an earlier declaration, or the key names what a
+                broker assigns.
+        """
+        queue = self._queues.declare(name, "queue", duplicate_window=duplicate_window)
+        queue.rule(f"queue {name!r}", session=session, key=key)
+        return queue
+
+    def topic(
+        self,
+        name: str,
+        *,
+        session: KeySpec | None = None,
+        key: KeySpec | None = None,
+        duplicate_window: timedelta | None = None,
+    ) -> Queue:
+        """Declare a topic: each of its consumers gets its own copy of each message. Otherwise as
+        `queue`."""
+        topic = self._queues.declare(name, "topic", duplicate_window=duplicate_window)
+        topic.rule(f"topic {name!r}", session=session, key=key)
+        return topic
+
+    def message(self, name: str) -> Callable[[type], type]:
+        """Name the message type of a payload class; by default it is the class's own name.
+
+        Example:
+            >>> app = App("doc", store="memory://")
+            >>> @app.message("order.deleted")
+            ... class OrderDeleted: ...
+        """
+
+        def register(type_: type) -> type:
+            self._queues.name_type(type_, name)
+            return type_
+
+        return register
+
+    def consumer(  # noqa: PLR0913  keyword-only, all with defaults
+        self,
+        queue: str,
+        *,
+        name: str | None = None,
+        session: KeySpec | None = None,
+        key: KeySpec | None = None,
+        fingerprint: Iterable[str] | None = None,
+        validators: Iterable[Validator] = (),
+        validate_session: Callable[[Any], object] | None = None,
+        retry: RetryPolicy | None = None,
+        concurrency: int = 1,
+        on_conflict: Literal["dead-letter", "alert"] = "dead-letter",
+        on_poison: Literal["continue", "park", "block"] = "continue",
+        commit: Literal["batch", "each"] = "batch",
+    ) -> Callable[[Handler], ConsumerDefinition]:
+        """Register a handler as the consumer of a queue, or as a subscriber of a topic.
+
+        The handler takes the payload (its annotation says the type: a msgspec Struct, a dataclass,
+        `dict`, or `bytes` for the body as it is) and, if it wants, the `Context`. It may run
+        several times before its one commit. Returning is success; see `Reject` and `Retry`.
+
+        Args:
+            queue: a declared queue or topic; an unknown name declares a queue.
+            name: the consumer's name. It is part of every dedup key: keep it for ever.
+            session, key: shorthand for the same rules of the queue.
+            fingerprint: field paths that tell a resend from a conflict; by default the payload.
+            validators: called with the payload; one that raises or returns False dead-letters.
+            validate_session: returns the session key that the payload belongs to; another one
+                dead-letters.
+            retry: when failed messages run again.
+            concurrency: lanes in a process; a store with one writer uses one.
+            on_conflict: what becomes of a message whose key took effect with another payload.
+            on_poison: what becomes of the session of a message that keeps failing.
+            commit: `each` takes one message a transaction.
+
+        Raises:
+            ConfigurationError: any of it is wrong; all faults are named.
+        """
+        if name is None:
+            raise ConfigurationError(
+                f"a consumer of {queue!r} has no name: pass name=…; it becomes part of the dedup "
+                "keys, so it is never derived from a function's name"
+            )
+        if name in self._consumers:
+            raise ConfigurationError(
+                f"consumer {name!r} is registered already (on {self._consumers[name].queue.name!r}"
+                "): a name is one subscription; add message types with @consumer.on"
+            )
+        declared = next((known for known in self._queues if known.name == queue), None)
+        if declared is None:
+            declared = self._queues.declare(queue, "queue")
+        if declared.kind == "queue":
+            other = next((c.name for c in self._consumers.values() if c.queue is declared), None)
+            if other is not None:
+                raise ConfigurationError(
+                    f"queue {queue!r} has the consumer {other!r} already, and now {name!r}: "
+                    "several consumers that each get their own copy need app.topic"
+                )
+        declared.rule(f"consumer {name!r}", session=session, key=key)
+        definition = ConsumerDefinition(
+            declared,
+            self._queues,
+            name=name,
+            fingerprint=None if fingerprint is None else tuple(fingerprint),
+            validators=tuple(validators),
+            validate_session=validate_session,
+            retry=retry or self._retry,
+            concurrency=concurrency,
+            on_conflict=on_conflict,
+            on_poison=on_poison,
+            commit=commit,
+        )
+
+        def register(function: Handler) -> ConsumerDefinition:
+            definition.add(function)
+            self._consumers[name] = definition
+            return definition
+
+        return register
+
+    def on_alert(self, hook: AlertHook) -> AlertHook:
+        """Call a function with the fields of each alert, after the commit that caused it. What it
+        raises is logged and dropped."""
+        self._alert_hooks.append(hook)
+        return hook
+
+    # Sending.
+
+    def send(  # noqa: PLR0913  keyword-only, all with defaults
+        self,
+        queue: str,
+        payload: Any,
+        *,
+        message_id: str | None = None,
+        session: str | None = None,
+        after: timedelta | None = None,
+        due: datetime | None = None,
+        expires: timedelta | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Send one message from outside of a handler; return its message id.
+
+        On return it is durable. After an error it is unknown whether it was stored: send it again
+        with the same `message_id`. Parameters and errors are those of `Context.send`.
+
+        Raises:
+            StoreUnavailable: the store cannot be written now.
+        """
+        outgoing = self._queues.outgoing(
+            queue,
+            payload,
+            message_id=message_id,
+            session=session,
+            after=after,
+            due=due,
+            expires=expires,
+            headers=headers,
+        )
+        with self._lock:
+            drive(self.publisher().publish([outgoing]))
+        return outgoing.message_id.decode()
+
+    def send_many(
+        self, queue: str, items: Iterable[Any], *, identify: Callable[[Any], str] | None = None
+    ) -> int:
+        """Send many messages, 1,000 a transaction; return how many were sent.
+
+        Args:
+            queue: name of a queue or topic.
+            items: payloads, in order.
+            identify: returns a payload's message id; by default a UUIDv7 each. Give it where the
+                call may have to be repeated after an error: what was stored keeps its id.
+
+        Raises:
+            ConfigurationError, MessageError, StoreUnavailable: as `send`; chunks before the one
+                that failed are stored.
+        """
+        make = self._queues.outgoing
+        messages = (
+            make(queue, item, message_id=None if identify is None else identify(item))
+            for item in items
+        )
+        return self.publish(messages)
+
+    def publish(self, messages: Iterable[Outgoing]) -> int:
+        """Send messages that `outgoing` made, 1,000 a transaction; return how many."""
+        sent = 0
+        iterator = iter(messages)
+        while chunk := list(islice(iterator, SEND_CHUNK)):
+            with self._lock:
+                drive(self.publisher().publish(chunk))
+            sent += len(chunk)
+        return sent
+
+    @property
+    def outgoing(self) -> Callable[..., Outgoing]:
+        """Makes a message without sending it; parameters as `send`."""
+        return self._queues.outgoing
+
+    # Running.
+
+    @property
+    def consumers(self) -> Mapping[str, ConsumerDefinition]:
+        """The registered consumers by name."""
+        return dict(self._consumers)
+
+    @property
+    def store(self) -> Store:
+        """The store; open after `open`."""
+        return self._store
+
+    @property
+    def instrument(self) -> Instrument:
+        """All instruments as one."""
+        return Instruments(LogInstrument(), *self._instruments, _AlertHooks(self._alert_hooks))
+
+    def open(self) -> None:
+        """Open the store, bring its schema up to date and declare queues and consumers. Harmless
+        twice; `send` and `run` do it themselves.
+
+        Raises:
+            ConfigurationError: the store does not fit the code.
+            StoreUnavailable: it cannot be reached.
+        """
+        with self._lock:
+            if self._is_open:
+                return
+            drive(self._store.open(migrate=self._migrate))
+            drive(self._store.declare(self.topology))
+            self._is_open = True
+
+    @property
+    def topology(self) -> Topology:
+        """What the store is told at start."""
+        return Topology(
+            queues=tuple(queue.declaration for queue in self._queues),
+            consumers=tuple((c.queue.name, c.name) for c in self._consumers.values()),
+        )
+
+    def close(self) -> None:
+        """Close the store. Harmless twice."""
+        with self._lock:
+            if self._publisher is not None:
+                drive(self._publisher.close())
+                self._publisher = None
+            if self._is_open:
+                drive(self._store.close())
+                self._is_open = False
+
+    def worker(self, *, worker_id: str | None = None) -> Worker:
+        """Return a worker of this process for all consumers; `Worker.run` works until stopped."""
+        if not self._consumers:
+            raise ConfigurationError(f"app {self.name!r} has no consumer: register one to run it")
+        self.open()
+        return Worker(
+            self._store,
+            list(self._consumers.values()),
+            settings=self.settings,
+            instrument=self.instrument,
+            worker_id=worker_id,
+        )
+
+    def run(self) -> None:
+        """Work in this process until SIGTERM or SIGINT, then stop in good order."""
+        self.worker().run()
+
+    # Looking.
+
+    def status(self) -> list[ConsumerStatus]:
+        """Return the numbers of every consumer in the store, also of those this code lacks."""
+        self.open()
+        with self._lock:
+            return drive(self._store.status())
+
+    def recorded(self, consumer: str, key: str) -> InboxRow | None:
+        """Return what the inbox says of a key, or None."""
+        self.open()
+        with self._lock:
+            return drive(self._store.inbox(consumer, key.encode()))
+
+    def dead_letters(self, wanted: DeadLetterFilter | None = None) -> list[DeadLetterRecord]:
+        """Return dead letters, by default all that wait for a decision."""
+        self.open()
+        letters = drive(self._store.dead_letters())
+        try:
+            return drive(letters.find(wanted or DeadLetterFilter()))
+        finally:
+            drive(letters.close())
+
+    def publisher(self) -> Publisher:
+        """Return the publisher of `send`, opened at the first call."""
+        self.open()
+        if self._publisher is None:
+            self._publisher = drive(self._store.publisher())
+        return self._publisher
+
+    def _make_store(self, url: str) -> Store:
+        scheme = url.split(":", 1)[0] if isinstance(url, str) else ""
+        if scheme == "sqlite":
+            return SqliteStore(url, settings=self.settings, prefix=self._table_prefix)
+        if scheme == "memory":
+            return MemoryStore(settings=self.settings)
+        raise ConfigurationError(
+            f"store {url!r}: write sqlite:///file.db (relative), sqlite:////file.db (absolute), or "
+            "memory:// for tests"
+        )
+
+    @property
+    def database(self) -> Path | None:
+        """The store's file, where it has one."""
+        return self._store.path if isinstance(self._store, SqliteStore) else None
+
+
+class _AlertHooks:
+    """Hands alerts to the user's hooks."""
+
+    def __init__(self, hooks: list[AlertHook]) -> None:
+        self._hooks = hooks
+
+    def emit(self, event: Event, fields: dict[str, Any]) -> None:
+        if event is Event.ALERT:
+            for hook in self._hooks:
+                hook(fields)

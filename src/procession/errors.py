@@ -1,0 +1,91 @@
+"""Every error that Procession raises, and the closed list of reasons for a dead letter.
+
+The tree tells what to do: a `ConfigurationError` is mended in code, a `MessageError` concerns one
+message for ever, a `TransientError` passes by itself and never costs an attempt, `SessionLost`
+means that nothing was committed and somebody else goes on, `TransactionMisuse` is a handler that
+touched what belongs to the batch.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Reason(enum.StrEnum):
+    """Why a message became a dead letter. The list is closed; every value is in the glossary."""
+
+    UNDECODABLE = "undecodable"
+    INVALID_PAYLOAD = "invalid-payload"
+    UNKNOWN_TYPE = "unknown-type"
+    NO_KEY = "no-key"
+    BAD_KEY = "bad-key"
+    BAD_SESSION = "bad-session"
+    SESSION_MISMATCH = "session-mismatch"
+    TOO_LARGE = "too-large"
+    UNSERIALIZABLE = "unserializable"
+    CONFLICT = "conflict"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    VANISHED = "vanished"
+
+
+class ProcessionError(Exception):
+    """The root of all errors of this package."""
+
+
+class ConfigurationError(ProcessionError):
+    """The program or its settings are wrong; raised at registration or at start, never later."""
+
+
+class MessageError(ProcessionError):
+    """One message cannot be handled, however often it is tried.
+
+    Args:
+        reason: becomes the dead letter's reason.
+        detail: what happened, to which field or key, and what to do.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class TransientError(ProcessionError):
+    """It may work a moment later. Costs no attempt."""
+
+
+class StoreUnavailable(TransientError):
+    """The store cannot be reached or cannot write; receiving pauses and resumes by itself."""
+
+
+class Contention(TransientError):
+    """Another transaction was in the way; the batch was rolled back and runs again."""
+
+
+class SessionLost(ProcessionError):
+    """The fence did not hold: another holder owns the session. Nothing was committed."""
+
+
+class WorkerLost(SessionLost):
+    """This worker's lease ended and another worker took over all it had. Nothing was committed."""
+
+
+class MessageGone(SessionLost):
+    """A message of the batch was no longer there at the commit. Nothing was committed."""
+
+
+class DuplicateKey(ProcessionError):
+    """Another transaction recorded one of the batch's keys first. Nothing was committed."""
+
+
+class TransactionMisuse(ProcessionError):
+    """A handler tried to commit, roll back, close, change the schema or touch our own tables."""
+
+
+class HandlerTimeout(ProcessionError):
+    """A handler ran past its limit; its connection was taken from it."""
+
+
+class OperatorError(ProcessionError):
+    """A command of an operator cannot be carried out; the text says why and what can."""

@@ -1,0 +1,1 @@
+"""Straight-line flows over the protocols: no tasks, no sleeps, no threads."""

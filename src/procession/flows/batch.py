@@ -1,0 +1,624 @@
+"""The deliveries of one transaction on their way through it: judged, run, and given an end.
+
+Writes nothing itself but what handlers write: everything else is collected in `changes`, which the
+store writes last before the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any, Literal, Protocol
+
+from procession.abc import Changes, Clock, DeadLetter, Entry, Hold, InboxRow, Lane
+from procession.config import RetryPolicy, Settings
+from procession.core.inbox import Verdict, judge
+from procession.core.keys import KEY_BYTES_MAX
+from procession.core.retry import GiveUp, RunAgain, after_failure
+from procession.errors import HandlerTimeout, MessageError, Reason
+from procession.flows.context import Context, Route
+from procession.message import BodyFormat, Delivery
+from procession.outcome import Cause, End, InboxState, Outcome, Reject, Retry
+from procession.telemetry import Event, Instrument
+
+REMEMBERED_MAX = 10_000
+
+
+class Invoke(Protocol):
+    """Calls a handler; where `is_async`, its result is awaited."""
+
+    @property
+    def is_async(self) -> bool: ...
+
+    def __call__(self, payload: Any, context: Context, /) -> Any: ...
+
+
+class Consumer(Protocol):
+    """What the flow needs to know of a consumer.
+
+    Attributes:
+        keyed_by_id: the dedup key is the producer's message id, as it stands.
+        hashed_as_it_stands: the fingerprint is SHA-256 of a canonical body, with no rule of the
+            user's.
+    """
+
+    name: str
+    retry: RetryPolicy
+    on_conflict: Literal["dead-letter", "alert"]
+    commit: Literal["batch", "each"]
+    keyed_by_id: bool
+    hashed_as_it_stands: bool
+    route: Route
+
+    def key_of(self, delivery: Delivery) -> bytes:
+        """Return the dedup key, or raise `MessageError`."""
+        ...
+
+    def fingerprint_of(self, delivery: Delivery) -> bytes:
+        """Return the fingerprint, or raise `MessageError`."""
+        ...
+
+    def read(self, delivery: Delivery) -> tuple[Invoke, Any]:
+        """Return the handler and a freshly decoded, validated payload, or raise `MessageError`."""
+        ...
+
+
+class TransactionLost(Exception):  # noqa: N818  no fault of anyone: the batch runs again
+    """A handler's failure took the whole transaction with it."""
+
+
+class LaneMemory:
+    """What one lane knows between its batches; lost with the process, and nothing depends on it.
+
+    Attributes:
+        alone: positions of messages that failed in company: their next run is a lone one.
+        runs: begun runs of messages that have not ended, by position.
+        raced: positions of a batch that lost a race for a key.
+        reruns: runs that began and did not commit since the last commit.
+        current, since_s: the delivery whose handler runs now and since when, for the watchdog.
+        timed_out: the watchdog cancelled the running async handler.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        instrument: Instrument,
+        draw: Callable[[], float],
+        suspects: Sequence[int] = (),
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.instrument = instrument
+        self.draw = draw
+        self.alone: set[int] = set(suspects)
+        self.runs: dict[int, int] = {}
+        self.raced: set[int] = set()
+        self.reruns = 0
+        self.current: Delivery | None = None
+        self.since_s = 0.0
+        self.timed_out = False
+
+    def runs_alone(self, delivery: Delivery) -> bool:
+        """Whether the next run of a delivery must be a lone one."""
+        return delivery.attempts > 0 or delivery.position in self.alone
+
+    def committed(self, ended: Sequence[Delivery]) -> None:
+        """Forget what has ended."""
+        self.reruns = 0
+        self.raced.clear()
+        if self.runs or self.alone:
+            for delivery in ended:
+                self.runs.pop(delivery.position, None)
+                self.alone.discard(delivery.position)
+        if len(self.alone) > REMEMBERED_MAX:
+            self.alone.clear()
+        if len(self.runs) > REMEMBERED_MAX:
+            self.runs.clear()
+
+    def rolled_back(self, ran: Sequence[Delivery]) -> None:
+        """Remember that runs were for nothing."""
+        self.current = None
+        self.reruns += len(ran)
+        for delivery in ran:
+            self.runs[delivery.position] = self.runs.get(delivery.position, 0) + 1
+
+
+class Batch:
+    """One transaction's deliveries.
+
+    Attributes:
+        changes: what the store is to write.
+        ended: deliveries that this transaction ends (or takes into the store).
+        left: deliveries that stay where they are, in their order.
+        events: to be told after the commit.
+    """
+
+    def __init__(  # noqa: PLR0913  wired by the flow alone
+        self,
+        consumer: Consumer,
+        lane: Lane,
+        memory: LaneMemory,
+        deliveries: Sequence[Delivery],
+        *,
+        alone: bool = False,
+        held_sessions: set[bytes] | None = None,
+    ) -> None:
+        self._consumer = consumer
+        self._lane = lane
+        self._memory = memory
+        self.deliveries = deliveries
+        self._alone = alone
+        self._held_sessions = held_sessions or set()
+        self._seen: dict[bytes, tuple[InboxState, bytes] | None] = {}
+        self._blocked: set[bytes | None] = set()
+        self.changes = Changes()
+        self.ended: list[Delivery] = self.changes.removed
+        self.left: list[Delivery] = []
+        self.events: list[tuple[Event, dict[str, Any]]] = []
+        self.ran: list[Delivery] = []
+        self.runs = 0
+        self.handler_s = 0.0
+
+    def fence(self) -> None:
+        """Make the commit conditional on every session of the batch."""
+        self.changes.fence.update(
+            delivery.session for delivery in self.deliveries if delivery.session is not None
+        )
+
+    def vanished(self, delivery: Delivery) -> None:
+        """End a message whose last allowed run never ended."""
+        key, fingerprint = self._identify(delivery)
+        self._kill(
+            delivery,
+            key,
+            fingerprint,
+            Reason.VANISHED,
+            f"its last {self._consumer.retry.max_attempts} runs began and never ended: the "
+            "process died or hung in its handler each time",
+        )
+
+    async def run(self) -> None:
+        """Judge and run the deliveries in order, until the budget is used."""
+        memory, consumer, lane = self._memory, self._consumer, self._lane
+        judged = await self._judge_ahead()
+        plain = judged is None and consumer.hashed_as_it_stands
+        clock = memory.clock.monotonic_s
+        now = clock()
+        deadline = now + memory.settings.batch_budget_ms / 1000
+        wall_ms = memory.clock.wall_ms()
+        some_wait = bool(memory.alone or self._held_sessions)
+        blocked, seen, entries = self._blocked, self._seen, self.changes.entries
+        sql, name, route = lane.sql, consumer.name, consumer.route
+        deliveries = self.deliveries
+        for index, delivery in enumerate(deliveries):
+            session = delivery.session
+            if session in blocked:
+                self.left.append(delivery)
+                continue
+            if (some_wait or delivery.attempts) and not self._may_run(delivery):
+                continue
+            key = delivery.message_id
+            if plain and delivery.format != BodyFormat.JSON and _is_plain_key(key):
+                # The common case, without a call: the producer's id, and the body as it stands.
+                fingerprint = sha256(delivery.body).digest()
+            else:
+                try:
+                    key, fingerprint = consumer.key_of(delivery), consumer.fingerprint_of(delivery)
+                except MessageError as error:
+                    self._refuse(delivery, error)
+                    continue
+                if judged is not None:
+                    row = judged.get(key)
+                    delivery.state = row.state if row else None
+                    delivery.fingerprint = row.fingerprint if row else None
+            expected: InboxState | None = None
+            if delivery.state is not None or key in seen:
+                fresh, expected = self._judged(delivery, key, fingerprint)
+                if not fresh:
+                    continue
+            if delivery.expires_ms is not None and delivery.expires_ms <= wall_ms:
+                self._expire(delivery, key, fingerprint, expected)
+                continue
+            try:
+                invoke, payload = consumer.read(delivery)
+            except MessageError as error:
+                self._kill(delivery, key, fingerprint, error.reason, error.detail)
+                continue
+            run = memory.runs.get(delivery.position, 0) + 1
+            context = Context(sql, delivery, name, key, route, run)
+            lane.mark()
+            memory.since_s = now
+            memory.current = delivery
+            try:
+                result = invoke(payload, context)
+                if result is not None or invoke.is_async:
+                    await _finish(result, invoke)
+                if sql.doomed is not None:
+                    raise sql.doomed
+            except BaseException as error:  # noqa: BLE001  the one place where all is caught
+                memory.current = None
+                self.runs += 1
+                context.close()
+                await self._failed(delivery, key, fingerprint, error)
+            else:
+                memory.current = None
+                self.runs += 1
+                sends = context.close()
+                if sends:
+                    self.changes.sends += sends
+                seen[key] = (InboxState.DONE, fingerprint)
+                entry = Entry(key, fingerprint)
+                if delivery.replay_of is not None or expected is not None:
+                    entry.expected = expected
+                    entry.out_of_order = delivery.replay_of is not None
+                entries.append(entry)
+                self.ran.append(delivery)
+                self.ended.append(delivery)
+            after = clock()
+            self.handler_s += after - now
+            now = after
+            if now >= deadline and index + 1 < len(deliveries):
+                self.left += deliveries[index + 1 :]
+                break
+        if self.ran:
+            self.changes.counts[End.PROCESSED, None] += len(self.ran)
+
+    # Verdicts.
+
+    async def _judge_ahead(self) -> dict[bytes, InboxRow] | None:
+        """Ask the inbox about keys that the fetch could not know; None where it did."""
+        deliveries = self.deliveries
+        if self._consumer.keyed_by_id and deliveries[0].lock is None:
+            return None
+        keys = []
+        for delivery in deliveries:
+            try:
+                keys.append(self._consumer.key_of(delivery))
+            except MessageError:
+                continue
+        return await self._lane.judge(keys)
+
+    def _may_run(self, delivery: Delivery) -> bool:
+        """Whether it may run in this batch; else it is left, or held behind its session."""
+        if delivery.session in self._held_sessions and delivery.lock is not None:
+            key, fingerprint = self._identify(delivery)
+            self._hold(delivery, key, fingerprint, after_ms=None, attempts=0)
+            return False
+        if not self._alone and self._memory.runs_alone(delivery):
+            self._leave(delivery)
+            return False
+        return True
+
+    def _judged(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes
+    ) -> tuple[bool, InboxState | None]:
+        """Settle a delivery whose key is known, or say that it may run, and from which state its
+        run moves the key on (None: the key is new)."""
+        state, recorded = delivery.state, delivery.fingerprint
+        own = delivery.replay_of is not None or (delivery.held and state == InboxState.HELD)
+        if key in self._seen:
+            earlier = self._seen[key]
+            if earlier is None:  # the first copy failed: this one waits for what becomes of it
+                self._leave(delivery)
+                return False, None
+            state, recorded = earlier
+            own = False
+        match judge(state, recorded, fingerprint, own=own):
+            case Verdict.FRESH:
+                return True, None if state is None else InboxState(state)
+            case Verdict.DUPLICATE | Verdict.HELD:
+                self._end(delivery, key, End.DUPLICATE, self._cause(delivery))
+            case Verdict.DEAD:
+                self._bury(delivery, key, fingerprint)
+            case Verdict.CONFLICT:
+                self._conflict(delivery, key, fingerprint, state)
+            case Verdict.BUSY:
+                self._leave(delivery)
+        return False, None
+
+    def _cause(self, delivery: Delivery) -> Cause:
+        if delivery.replay_of is not None:
+            return Cause.REPLAYED
+        if delivery.position in self._memory.raced:
+            return Cause.CONCURRENT
+        return Cause.REDELIVERED if delivery.delivery_count > 1 else Cause.RESENT
+
+    def _conflict(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes, state: int | None
+    ) -> None:
+        did = "took effect" if state == InboxState.DONE else "is known"
+        detail = (
+            f"key {_text(key)} {did} with another payload: one id was used for two operations, or "
+            "the message was changed after it was sent; nothing of this copy took effect"
+        )
+        self._alert("conflict", delivery, key, detail)
+        if self._consumer.on_conflict == "alert" and delivery.replay_of is None:
+            self._end(delivery, key, End.CONFLICT, None, detail)
+            return
+        self.changes.dead_letters.append(
+            DeadLetter(delivery, key, fingerprint, Reason.CONFLICT, detail)
+        )
+        self._end(delivery, key, End.DEAD_LETTERED, None, detail)
+
+    # Ends.
+
+    def _end(
+        self, delivery: Delivery, key: bytes | None, end: End, cause: Cause | None, detail: str = ""
+    ) -> None:
+        self.ended.append(delivery)
+        self.changes.counts[end, cause] += 1
+        self.events.append(
+            (
+                Event.MESSAGE_ENDED,
+                {
+                    "consumer": self._consumer.name,
+                    "end": end.value,
+                    "cause": cause.value if cause else "",
+                    "key": _text(key),
+                    "message_id": _text(delivery.message_id),
+                    "session": _text(delivery.session),
+                    "correlation_id": delivery.headers.get("correlation-id"),
+                    "detail": detail,
+                },
+            )
+        )
+
+    def _expire(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes, expected: InboxState | None
+    ) -> None:
+        self.changes.entries.append(
+            Entry(key, fingerprint, InboxState.DONE, End.EXPIRED, expected)
+        )
+        self._seen[key] = (InboxState.DONE, fingerprint)
+        self._end(delivery, key, End.EXPIRED, None, "it was too old when its turn came")
+
+    def _bury(self, delivery: Delivery, key: bytes, fingerprint: bytes) -> None:
+        """Settle a copy of a dead letter: it is counted there and not run."""
+        self.changes.dead_letters.append(
+            DeadLetter(delivery, key, fingerprint, Reason.FAILED, "a copy of a dead letter")
+        )
+        self._end(delivery, key, End.DEAD_LETTERED, self._cause(delivery))
+
+    def _refuse(self, delivery: Delivery, error: MessageError) -> None:
+        """End a message that has no key."""
+        self.changes.dead_letters.append(
+            DeadLetter(delivery, None, None, error.reason, error.detail)
+        )
+        self._end(delivery, None, End.DEAD_LETTERED, None, str(error))
+
+    def _kill(
+        self,
+        delivery: Delivery,
+        key: bytes | None,
+        fingerprint: bytes | None,
+        reason: Reason,
+        detail: str,
+    ) -> None:
+        self.changes.dead_letters.append(DeadLetter(delivery, key, fingerprint, reason, detail))
+        if key is not None and fingerprint is not None:
+            self._seen[key] = (InboxState.DEAD, fingerprint)
+            if delivery.state != InboxState.DEAD:
+                expected = InboxState.HELD if delivery.state == InboxState.HELD else None
+                self.changes.entries.append(
+                    Entry(key, fingerprint, InboxState.DEAD, End.DEAD_LETTERED, expected)
+                )
+        self._end(delivery, key, End.DEAD_LETTERED, None, f"{reason}: {detail}")
+
+    def _leave(self, delivery: Delivery) -> None:
+        """Leave it, and all later ones of its session, where they are."""
+        self.left.append(delivery)
+        if delivery.session is not None:
+            self._blocked.add(delivery.session)
+
+    def _hold(  # noqa: PLR0913
+        self,
+        delivery: Delivery,
+        key: bytes | None,
+        fingerprint: bytes | None,
+        *,
+        after_ms: int | None,
+        attempts: int,
+    ) -> None:
+        take = delivery.lock is not None
+        self.changes.holds.append(
+            Hold(
+                delivery,
+                after_ms=after_ms,
+                attempts=attempts,
+                take=take,
+            )
+        )
+        if delivery.session is not None:
+            self._blocked.add(delivery.session)
+            if take:
+                self._held_sessions.add(delivery.session)
+                self._blocked.discard(delivery.session)
+        if take:
+            self.ended.append(delivery)
+            if key is not None and fingerprint is not None:
+                self.changes.entries.append(
+                    Entry(key, fingerprint, InboxState.HELD, None)
+                )
+
+    # Failures.
+
+    async def _failed(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes, error: BaseException
+    ) -> None:
+        lane, memory = self._lane, self._memory
+        if lane.sql.lost is not None:
+            raise lane.sql.lost from error
+        if memory.timed_out and isinstance(error, asyncio.CancelledError):
+            error = self._timed_out()
+        elif _ends_the_lane(error):
+            raise error
+        usable = await lane.undo()
+        text = describe(error, memory.settings.error_chars_max)
+        if not isinstance(error, Reject):
+            self._tell_failure(delivery, key, text)
+        if not usable:
+            if not self._alone:
+                memory.alone.add(delivery.position)
+                raise TransactionLost from error
+            await lane.rollback()
+            await lane.begin()
+        memory.rolled_back([delivery])
+        if isinstance(error, Reject):
+            self._kill(delivery, key, fingerprint, Reason.REJECTED, error.reason)
+        elif self._alone:
+            self._after_lone_run(delivery, key, fingerprint, error, text)
+        else:
+            self._seen[key] = None
+            self._after_run_in_company(delivery, key, fingerprint, error, text)
+
+    def _timed_out(self) -> HandlerTimeout:
+        """The cancellation was the watchdog's, so it is the handler that failed."""
+        self._memory.timed_out = False
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        limit_s = self._memory.settings.handler_limit_ms / 1000
+        return HandlerTimeout(
+            f"the handler ran longer than {limit_s:g} s (settings.handler_limit_ms) and was "
+            "cancelled"
+        )
+
+    def _after_run_in_company(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes, error: BaseException, text: str
+    ) -> None:
+        if isinstance(error, Retry):
+            # The handler decided with open eyes, so it needs no lone run to be believed.
+            delivery.attempts += 1
+            self._after_lone_run(delivery, key, fingerprint, error, text)
+        elif delivery.lock is not None:
+            self._hold(delivery, key, fingerprint, after_ms=0, attempts=0)
+        else:
+            self._memory.alone.add(delivery.position)
+            self._leave(delivery)
+
+    def _after_lone_run(
+        self, delivery: Delivery, key: bytes, fingerprint: bytes, error: BaseException, text: str
+    ) -> None:
+        asked = error.after_ms if isinstance(error, Retry) else None
+        delivery.errors = add_error(delivery.errors, text)
+        match after_failure(
+            self._consumer.retry,
+            max(1, delivery.attempts),
+            draw=self._memory.draw(),
+            asked_ms=asked,
+        ):
+            case RunAgain(after_ms):
+                self._hold(
+                    delivery,
+                    key,
+                    fingerprint,
+                    after_ms=after_ms,
+                    attempts=delivery.attempts,
+                )
+                self.events.append(
+                    (
+                        Event.MESSAGE_RETRYING,
+                        {
+                            "consumer": self._consumer.name,
+                            "key": _text(key),
+                            "session": _text(delivery.session),
+                            "attempt": delivery.attempts,
+                            "after_ms": after_ms,
+                        },
+                    )
+                )
+            case GiveUp():
+                self._kill(
+                    delivery,
+                    key,
+                    fingerprint,
+                    Reason.FAILED,
+                    f"{delivery.attempts} runs failed, the last with: {text}",
+                )
+
+    def _tell_failure(self, delivery: Delivery, key: bytes, text: str) -> None:
+        # Told at once: the batch may still be rolled back, but the failure has happened.
+        self._memory.instrument.emit(
+            Event.MESSAGE_FAILED,
+            {
+                "consumer": self._consumer.name,
+                "key": _text(key),
+                "message_id": _text(delivery.message_id),
+                "session": _text(delivery.session),
+                "attempt": delivery.attempts,
+                "error": text,
+            },
+        )
+
+    def _alert(self, what: str, delivery: Delivery, key: bytes | None, detail: str) -> None:
+        self.events.append(
+            (
+                Event.ALERT,
+                {
+                    "consumer": self._consumer.name,
+                    "what": what,
+                    "key": _text(key),
+                    "message_id": _text(delivery.message_id),
+                    "session": _text(delivery.session),
+                    "detail": detail,
+                },
+            )
+        )
+
+    def _identify(self, delivery: Delivery) -> tuple[bytes | None, bytes | None]:
+        try:
+            return self._consumer.key_of(delivery), self._consumer.fingerprint_of(delivery)
+        except MessageError:
+            return None, None
+
+
+async def _finish(result: Any, invoke: Invoke) -> None:
+    """Await an async handler; refuse results that are mistakes."""
+    if invoke.is_async:
+        result = await result
+    elif inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            "a def handler returned an awaitable, which nobody would await: write async def"
+        )
+    if isinstance(result, Outcome) or (isinstance(result, type) and issubclass(result, Outcome)):
+        raise TypeError(f"a handler returned {result!r}: outcomes are raised, not returned")
+
+
+def _ends_the_lane(error: BaseException) -> bool:
+    """Whether it is no failure of the handler: the process, the task or the lane is to end."""
+    if isinstance(error, asyncio.CancelledError):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return False
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, GeneratorExit | KeyboardInterrupt)
+
+
+def describe(error: BaseException, chars_max: int) -> str:
+    """Return the error as text, whatever its own `__str__` does."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  the text of a user's exception is the user's code
+        text = "(its text could not be made)"
+    return f"{type(error).__name__}: {text}"[:chars_max].encode("utf-8", "replace").decode()
+
+
+def add_error(errors: str | None, text: str) -> str:
+    """Return the JSON list of a message's errors with one more."""
+    return json.dumps([*(json.loads(errors) if errors else []), text])
+
+
+def _is_plain_key(key: bytes) -> bool:
+    return 0 < len(key) <= KEY_BYTES_MAX and b"\0" not in key and bool(key.strip())
+
+
+def _text(key: bytes | None) -> str | None:
+    return None if key is None else key.decode(errors="replace")

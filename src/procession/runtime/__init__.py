@@ -1,0 +1,1 @@
+"""Runs flows: threads, signals, leases, processes."""

@@ -1,0 +1,264 @@
+"""A worker: this process with its lanes, its lease, and a keeper that watches both.
+
+The keeper renews the lease on a thread of its own, so no handler can block it; takes over workers
+that vanished; and takes the connection from handlers that hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from procession.abc import Source, Store, WorkerRecord, Workers
+from procession.config import Settings
+from procession.errors import ProcessionError, WorkerLost
+from procession.message import new_id
+from procession.runtime.drive import drive
+from procession.runtime.lane import CANCEL_GRACE_S, LaneThread, RunnableConsumer
+from procession.telemetry import Event, Instrument
+
+EXIT_REPLACE_ME = 70
+EXIT_ABORTED = 130
+TICK_S = 0.05
+
+
+class Worker:
+    """Runs all consumers of an app in this process.
+
+    Args:
+        worker_id: the id of its first incarnation, where the parent process chose one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        consumers: Sequence[RunnableConsumer],
+        *,
+        settings: Settings,
+        instrument: Instrument,
+        worker_id: str | None = None,
+        source: Source | None = None,
+    ) -> None:
+        self._store = store
+        self._consumers = list(consumers)
+        self._settings = settings
+        self._instrument = instrument
+        self._source = source
+        self._id = worker_id or new_id()
+        self._registry: Workers | None = None
+        self._lanes: list[LaneThread] = []
+        self._numbers = 0
+        self._hung: list[LaneThread] = []
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._keeper: threading.Thread | None = None
+        self._signals = 0
+        self._parent = os.getppid()
+        self.exit_code = 0
+
+    @property
+    def id(self) -> str:
+        """The id of this incarnation."""
+        return self._id
+
+    def start(self) -> None:
+        """Register, and start the lanes and the keeper.
+
+        Raises:
+            StoreUnavailable: the store cannot be written.
+        """
+        self._registry = drive(self._store.workers())
+        drive(self._registry.register(self._record(self._id)))
+        self._instrument.emit(Event.WORKER_STARTED, {"worker": self._id})
+        for consumer in self._consumers:
+            for _ in range(self._lanes_of(consumer)):
+                self._start_lane(consumer)
+        self._keeper = threading.Thread(target=self._keep, name="procession-keeper", daemon=True)
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Ask the lanes to finish their batch and stop. Returns at once."""
+        self._stopping.set()
+        for lane in list(self._lanes):
+            lane.stop()
+
+    def join(self) -> None:
+        """Wait until the lanes have stopped, at most the settings' `stop_ms`; then end the lease.
+
+        A handler that does not end in time loses its connection: its message is redelivered.
+        """
+        deadline = time.monotonic() + self._settings.stop_ms / 1000
+        for lane in list(self._lanes):
+            lane.join(max(0.0, deadline - time.monotonic()))
+        late = [lane for lane in self._lanes if lane.is_alive()]
+        for lane in late:
+            lane.abandon()
+        if self._keeper is not None:
+            self._keeper.join(CANCEL_GRACE_S)
+        if self._registry is not None:
+            with contextlib.suppress(ProcessionError):
+                if late or self._hung:
+                    drive(self._registry.take_over(self._id, dead=True))
+                else:
+                    drive(self._registry.leave(self._id))
+            drive(self._registry.close())
+        self._instrument.emit(Event.WORKER_STOPPED, {"worker": self._id})
+
+    def run(self) -> None:
+        """Start, work until SIGTERM or SIGINT, stop in good order. A second signal aborts.
+
+        Raises:
+            SystemExit: with 70 after too many hung handlers: the supervisor starts another one.
+        """
+        previous = {
+            number: signal.signal(number, self._signalled)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            self.start()
+            while not self._stopping.wait(TICK_S):
+                pass
+            self.stop()
+            self.join()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if self.exit_code:
+            raise SystemExit(self.exit_code)
+
+    def stop_with_parent(self) -> None:
+        """Stop when the parent process is gone."""
+        self._parent_matters = True
+
+    _parent_matters = False
+
+    def _signalled(self, _number: int, _frame: object) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(EXIT_ABORTED)
+        self._stopping.set()
+
+    def _record(self, worker_id: str) -> WorkerRecord:
+        return WorkerRecord(
+            id=worker_id,
+            lease_ms=self._settings.lease_ms,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            consumers=tuple(consumer.name for consumer in self._consumers),
+        )
+
+    def _lanes_of(self, consumer: RunnableConsumer) -> int:
+        return consumer.concurrency if self._store.features.concurrent_batches else 1
+
+    def _start_lane(self, consumer: RunnableConsumer, suspects: Sequence[int] = ()) -> None:
+        self._numbers += 1
+        lane = LaneThread(
+            self._store,
+            consumer,
+            number=self._numbers,
+            worker_id=lambda: self._id,
+            worker_lost=self._begin_again,
+            settings=self._settings,
+            instrument=self._instrument,
+            source=self._source,
+            suspects=suspects,
+        )
+        self._lanes.append(lane)
+        lane.start()
+
+    def _begin_again(self, lost: str) -> None:
+        """Register under a new id after a takeover: an id is never used twice."""
+        with self._lock:
+            if lost != self._id or self._stopping.is_set():
+                return
+            fresh = new_id()
+            with contextlib.suppress(ProcessionError):
+                registry = drive(self._store.workers())
+                try:
+                    drive(registry.register(self._record(fresh)))
+                finally:
+                    drive(registry.close())
+                self._id = fresh
+                self._instrument.emit(Event.WORKER_STARTED, {"worker": fresh, "instead_of": lost})
+
+    # The keeper's thread.
+
+    def _keep(self) -> None:
+        renew_s = self._settings.renew_ms / 1000
+        due = time.monotonic() + renew_s
+        while not self._all_stopped():
+            time.sleep(min(TICK_S, renew_s))
+            self._watch_lanes()
+            if self._parent_matters and os.getppid() != self._parent:
+                self._stopping.set()
+            if time.monotonic() >= due:
+                due = time.monotonic() + renew_s
+                self._renew_and_look()
+
+    def _all_stopped(self) -> bool:
+        return self._stopping.is_set() and not any(lane.is_alive() for lane in self._lanes)
+
+    def _renew_and_look(self) -> None:
+        registry = self._registry
+        if registry is None:
+            return
+        try:
+            drive(registry.renew(self._id))
+        except WorkerLost:
+            self._begin_again(self._id)
+        except ProcessionError as error:
+            self._instrument.emit(
+                Event.STORE_UNAVAILABLE, {"consumer": "", "error": str(error), "fault": False}
+            )
+            return
+        with contextlib.suppress(ProcessionError):
+            for worker in drive(registry.expired()):
+                if worker == self._id:
+                    continue
+                consumers = drive(registry.take_over(worker))
+                if consumers is not None:
+                    self._instrument.emit(
+                        Event.WORKER_TAKEN_OVER, {"worker": worker, "consumers": consumers}
+                    )
+
+    def _watch_lanes(self) -> None:
+        limit_s = self._settings.handler_limit_ms / 1000
+        for lane in list(self._lanes):
+            memory = lane.memory
+            delivery, since_s = memory.current, memory.since_s
+            if delivery is None:
+                continue
+            seconds = memory.clock.monotonic_s() - since_s
+            if seconds <= limit_s or memory.current is not delivery:
+                continue
+            if not memory.timed_out and lane.cancel():
+                continue
+            if memory.timed_out and seconds <= limit_s + CANCEL_GRACE_S:
+                continue
+            self._replace(lane, delivery.position, seconds)
+
+    def _replace(self, lane: LaneThread, position: int, seconds: float) -> None:
+        delivery = lane.memory.current
+        lane.abandon()
+        self._lanes.remove(lane)
+        self._hung.append(lane)
+        self._instrument.emit(
+            Event.LANE_HUNG,
+            {
+                "consumer": lane.consumer.name,
+                "key": delivery.message_id.decode(errors="replace") if delivery else None,
+                "seconds": round(seconds, 3),
+            },
+        )
+        self._hung = [hung for hung in self._hung if hung.is_alive()]
+        if len(self._hung) >= self._settings.abandoned_max:
+            # Threads cannot be killed: a fresh process is the only way to be rid of them.
+            self.exit_code = EXIT_REPLACE_ME
+            self._stopping.set()
+            return
+        self._start_lane(lane.consumer, suspects=[*lane.memory.alone, position])

@@ -1,0 +1,1 @@
+"""Stores: one module or package a database, each independent of the others."""

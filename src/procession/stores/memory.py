@@ -1,0 +1,3 @@
+"""placeholder"""
+class MemoryStore:
+    def __init__(self, settings=None): ...

@@ -1,0 +1,378 @@
+-- Every statement of the SQLite store. Each comment names the index that serves it.
+
+-- name: gate
+-- First in each batch: is this worker still itself, are there suspects, has a held session come
+-- due, has a scheduled message? One probe each: workers PK, subscriptions PK, sessions_held,
+-- messages_due.
+SELECT EXISTS (SELECT 1 FROM procession_workers WHERE id = :worker),
+       s.suspect_size,
+       s.suspect_through,
+       EXISTS (
+           SELECT 1
+           FROM procession_sessions
+           WHERE subscription = :subscription AND held > 0 AND retry_at <= :lease_now
+             AND (worker IS NULL OR worker = :worker)
+       ),
+       coalesce((SELECT min(due_ms) FROM procession_messages WHERE due_ms IS NOT NULL) <= :now, 0)
+FROM procession_subscriptions AS s
+WHERE s.id = :subscription;
+
+-- name: fetch
+-- A range of messages' primary key, with one probe each of sessions PK and inbox_key.
+SELECT m.id, m.session, m.message_id, m.type, m.format, m.body, m.headers, m.sent_ms,
+       m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint,
+       s.held > 0 OR s.worker <> :worker
+FROM procession_messages AS m
+LEFT JOIN procession_sessions AS s ON s.subscription = :subscription AND s.key = m.session
+LEFT JOIN procession_inbox AS i ON i.subscription = :subscription AND i.key = m.message_id
+WHERE m.id > :low AND m.id < :high
+ORDER BY m.id
+LIMIT :limit;
+
+-- name: fetch_one
+-- Messages' primary key.
+SELECT abs(m.id), m.session, m.message_id, m.type, m.format, m.body, m.headers, m.sent_ms,
+       m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint, m.id < 0
+FROM procession_messages AS m
+LEFT JOIN procession_inbox AS i ON i.subscription = :subscription AND i.key = m.message_id
+WHERE m.id IN (:position, -:position);
+
+-- name: open_held_sessions
+-- sessions_held: sessions whose held messages may run now.
+SELECT key
+FROM procession_sessions
+WHERE subscription = :subscription AND held > 0 AND retry_at <= :lease_now
+  AND (worker IS NULL OR worker = :worker)
+ORDER BY retry_at
+LIMIT :limit;
+
+-- name: fetch_held
+-- messages_aside, from the smallest number (the greatest negative id) on.
+SELECT -m.id, m.session, m.message_id, m.type, m.format, m.body, m.headers, m.sent_ms,
+       m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint
+FROM procession_messages AS m INDEXED BY procession_messages_aside
+LEFT JOIN procession_inbox AS i ON i.subscription = :subscription AND i.key = m.message_id
+WHERE m.session = :session AND m.id < -:low AND m.id > -:high AND m.id < 0 AND m.due_ms IS NULL
+ORDER BY m.id DESC
+LIMIT :limit;
+
+-- name: set_aside
+-- Messages' primary key.
+UPDATE procession_messages SET id = -id WHERE id = ?;
+
+-- name: add_held
+-- Sessions' primary key.
+INSERT INTO procession_sessions (subscription, key, held)
+VALUES (?, ?, ?)
+ON CONFLICT (subscription, key) DO UPDATE SET held = held + excluded.held;
+
+-- name: drop_session_row
+-- Sessions' primary key: a row that says nothing goes.
+DELETE FROM procession_sessions
+WHERE subscription = ? AND key = ? AND held <= 0 AND holder IS NULL;
+
+-- name: make_due
+-- messages_due: scheduled messages take their place by number once they are due.
+UPDATE procession_messages
+SET id = -id, due_ms = NULL
+WHERE id IN (
+    SELECT id FROM procession_messages
+    WHERE due_ms IS NOT NULL AND due_ms <= :now
+    ORDER BY due_ms
+    LIMIT :limit
+);
+
+-- name: trust
+-- Subscriptions' primary key: the suspects were passed.
+UPDATE procession_subscriptions SET suspect_size = 0, suspect_through = 0 WHERE id = ?;
+
+-- name: judge
+-- inbox_key.
+SELECT key, state, fingerprint FROM procession_inbox WHERE subscription = ? AND key = ?;
+
+-- name: inbox_row
+-- inbox_key.
+SELECT i.state, i.fingerprint, i.ended, i.recorded_ms, i.out_of_order
+FROM procession_inbox AS i
+JOIN procession_subscriptions AS s ON s.id = i.subscription
+WHERE s.consumer = ? AND i.key = ?;
+
+-- name: record
+-- Appends to inbox; inbox_key arbitrates.
+INSERT INTO procession_inbox
+    (subscription, key, state, ended, fingerprint, recorded_ms, out_of_order)
+VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: move_on
+-- inbox_key; compare-and-set. An edited message keeps both fingerprints, the newest first.
+UPDATE procession_inbox
+SET state = :state, ended = :ended, recorded_ms = :now, out_of_order = :out_of_order,
+    fingerprint = CASE
+        WHEN instr(fingerprint, :fingerprint) % 32 = 1 THEN fingerprint
+        ELSE :fingerprint || fingerprint
+    END
+WHERE subscription = :subscription AND key = :key AND state = :expected;
+
+-- name: accept_fingerprint
+-- inbox_key.
+UPDATE procession_inbox
+SET fingerprint = :fingerprint || fingerprint
+WHERE subscription = :subscription AND key = :key AND instr(fingerprint, :fingerprint) % 32 <> 1;
+
+-- name: remove_range
+-- A range of messages' primary key.
+DELETE FROM procession_messages WHERE id >= ? AND id <= ?;
+
+-- name: remove
+-- Messages' primary key.
+DELETE FROM procession_messages WHERE id = ?;
+
+-- name: count_attempt
+-- Messages' primary key.
+UPDATE procession_messages
+SET attempts = attempts + 1, session = :session
+WHERE id IN (:position, -:position)
+RETURNING attempts, id < 0;
+
+-- name: hold
+-- Messages' primary key.
+UPDATE procession_messages
+SET id = -abs(id), session = :session, attempts = :attempts, errors = :errors
+WHERE id IN (:position, -:position);
+
+-- name: wait
+-- Sessions' primary key.
+INSERT INTO procession_sessions (subscription, key, held, retry_at, retry_boot)
+VALUES (:subscription, :session, :held, :retry_at, :boot)
+ON CONFLICT (subscription, key) DO UPDATE
+SET held = held + excluded.held, retry_at = excluded.retry_at, retry_boot = excluded.retry_boot,
+    holder = NULL, worker = NULL;
+
+-- name: own
+-- Sessions' primary key; compare-and-set.
+INSERT INTO procession_sessions (subscription, key, holder, worker)
+VALUES (:subscription, :session, :holder, :worker)
+ON CONFLICT (subscription, key) DO UPDATE
+SET holder = excluded.holder, worker = excluded.worker
+WHERE holder IS NULL OR worker = excluded.worker
+RETURNING key;
+
+-- name: fence
+-- Sessions' primary key.
+SELECT 1 FROM procession_sessions WHERE subscription = ? AND key = ? AND holder = ?;
+
+-- name: release
+-- Sessions' primary key.
+UPDATE procession_sessions SET holder = NULL, worker = NULL
+WHERE subscription = ? AND key = ? AND holder = ?;
+
+-- name: count
+-- Counts' primary key.
+INSERT INTO procession_counts (subscription, ended, cause, number)
+VALUES (?, ?, ?, ?)
+ON CONFLICT (subscription, ended, cause) DO UPDATE SET number = number + excluded.number;
+
+-- name: draw_numbers
+-- Meta's primary key. Numbers are drawn last, under the write lock: their order is commit order.
+UPDATE procession_meta SET value = value + ? WHERE name = 'number' RETURNING value;
+
+-- name: readers
+-- subscriptions_reader.
+SELECT id, kind, consumer, duplicate_window_ms FROM procession_subscriptions WHERE queue = ?;
+
+-- name: send
+-- Appends to messages.
+INSERT INTO procession_messages
+    (id, session, message_id, type, format, headers, body, sent_ms, expires_ms, due_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: take_held
+-- A broker's message, and a replayed dead letter.
+INSERT INTO procession_messages
+    (id, session, message_id, type, format, body, headers, sent_ms, expires_ms, attempts, errors,
+     replay_of)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: remember_id
+-- recent_ids' primary key: nothing is returned for an id sent within the window.
+INSERT INTO procession_recent_ids (queue, message_id, sent_ms)
+VALUES (:queue, :message_id, :now)
+ON CONFLICT (queue, message_id) DO UPDATE SET sent_ms = excluded.sent_ms
+WHERE sent_ms <= :now - :window
+RETURNING 1;
+
+-- name: forget_ids
+-- recent_ids_sent.
+DELETE FROM procession_recent_ids
+WHERE (queue, message_id) IN (
+    SELECT queue, message_id FROM procession_recent_ids
+    WHERE queue = :queue AND sent_ms <= :now - :window
+    LIMIT 1000
+);
+
+-- name: kill
+-- dead_letters_key. A second copy is folded into the first.
+INSERT INTO procession_dead_letters
+    (subscription, reason, detail, key, fingerprint, position, message_id, session, type, format,
+     body, headers, sent_ms, attempts, errors, died_ms)
+VALUES (:subscription, :reason, :detail, :key, :fingerprint, :position, :message_id, :session,
+        :type, :format, :body, :headers, :sent_ms, :attempts, :errors, :now)
+ON CONFLICT (subscription, key, fingerprint) DO UPDATE SET copies = copies + 1;
+
+-- name: died_again
+-- Dead letters' primary key.
+UPDATE procession_dead_letters
+SET status = 'dead', reason = :reason, detail = :detail, attempts = :attempts, errors = :errors,
+    history = json_insert(history, '$[#]', json(:entry))
+WHERE id = :number AND status = 'queued';
+
+-- name: replay_ended
+-- Dead letters' primary key.
+UPDATE procession_dead_letters
+SET status = 'replayed', history = json_insert(history, '$[#]', json(:entry))
+WHERE id = :number AND status = 'queued';
+
+-- name: register
+-- Workers' primary key.
+INSERT INTO procession_workers
+    (id, lease_ms, lease_boot, lease_until, host, process, consumers, started_ms)
+VALUES (:id, :lease_ms, :boot, :until, :host, :process, :consumers, :now);
+
+-- name: free_other_boots
+-- A retry time of another boot is due: its clock began again. A scan of sessions_held, once a start.
+UPDATE procession_sessions SET retry_at = 0 WHERE held > 0 AND retry_boot <> :boot;
+
+-- name: renew
+-- Workers' primary key.
+UPDATE procession_workers SET lease_boot = :boot, lease_until = :lease_now + lease_ms
+WHERE id = :id;
+
+-- name: expired
+-- The few rows of workers.
+SELECT id FROM procession_workers WHERE lease_boot <> :boot OR lease_until < :lease_now;
+
+-- name: end_worker
+-- Workers' primary key; compare-and-set.
+DELETE FROM procession_workers
+WHERE id = :id AND (:dead OR lease_boot <> :boot OR lease_until < :lease_now)
+RETURNING consumers;
+
+-- name: free_sessions
+-- sessions_worker.
+UPDATE procession_sessions SET holder = NULL, worker = NULL WHERE worker = ?;
+
+-- name: drop_free_sessions
+-- Rows that say nothing any more; a scan of the few rows of a store's sessions.
+DELETE FROM procession_sessions WHERE held <= 0 AND holder IS NULL;
+
+-- name: suspect
+-- Subscriptions' index on consumer, and a bounded range of messages' primary key. The first
+-- disappearance makes suspects of what a batch may have held; the next narrows it to single runs.
+UPDATE procession_subscriptions
+SET suspect_size = CASE WHEN suspect_size = 0 THEN :suspect_batch ELSE 1 END,
+    suspect_through = coalesce((
+        SELECT max(id) FROM (
+            SELECT id FROM procession_messages
+            WHERE id > procession_subscriptions.id << 43
+              AND id < (procession_subscriptions.id + 1) << 43
+            ORDER BY id
+            LIMIT CASE WHEN suspect_size = 0 THEN :batch_max ELSE :suspect_batch END
+        )
+    ), 0)
+WHERE consumer = :consumer;
+
+-- name: subscriptions
+-- All rows, for people.
+SELECT id, queue, kind, consumer FROM procession_subscriptions ORDER BY queue, consumer;
+
+-- name: counts
+-- Counts' primary key.
+SELECT ended, cause, number FROM procession_counts WHERE subscription = ?;
+
+-- name: waiting
+-- A range of messages' primary key.
+SELECT count(*) FROM procession_messages WHERE id > :low AND id < :high;
+
+-- name: scheduled
+-- messages_due, then a filter.
+SELECT count(*) FROM procession_messages
+WHERE due_ms IS NOT NULL AND id < -:low AND id > -:high;
+
+-- name: held_numbers
+-- Sessions' primary key.
+SELECT coalesce(sum(held), 0), count(*) FILTER (WHERE held > 0),
+       count(*) FILTER (WHERE holder IS NOT NULL)
+FROM procession_sessions WHERE subscription = ?;
+
+-- name: dead_number
+-- dead_letters_key.
+SELECT count(*) FROM procession_dead_letters WHERE subscription = ? AND status = 'dead';
+
+-- name: find_dead_letters
+-- Dead letters are few; the filter reads them.
+SELECT d.id, s.consumer, s.queue, d.status, d.reason, d.detail, d.key, d.fingerprint,
+       d.message_id, d.session, d.type, d.format, d.body, d.headers, d.position, d.attempts,
+       d.errors, d.copies, d.sent_ms, d.died_ms, d.history
+FROM procession_dead_letters AS d
+JOIN procession_subscriptions AS s ON s.id = d.subscription
+WHERE (:number IS NULL OR d.id = :number)
+  AND (:consumer IS NULL OR s.consumer = :consumer)
+  AND (:session IS NULL OR d.session = :session)
+  AND (:reason IS NULL OR d.reason = :reason)
+  AND (:status IS NULL OR d.status = :status)
+ORDER BY s.consumer, d.session, d.position, d.id
+LIMIT :limit;
+
+-- name: dead_letter
+-- Dead letters' primary key.
+SELECT subscription, status, reason, key, fingerprint, message_id, session, type, format, body,
+       headers, sent_ms
+FROM procession_dead_letters WHERE id = ?;
+
+-- name: edit_dead_letter
+-- Dead letters' primary key.
+UPDATE procession_dead_letters
+SET body = :body, fingerprint = :fingerprint,
+    history = json_insert(history, '$[#]', json(:entry))
+WHERE id = :number AND status = 'dead';
+
+-- name: set_dead_letter
+-- Dead letters' primary key; compare-and-set.
+UPDATE procession_dead_letters
+SET status = :status, history = json_insert(history, '$[#]', json(:entry))
+WHERE id = :number AND status = 'dead';
+
+-- name: next_scheduled
+-- messages_due, in its order, to the first of this reader.
+SELECT due_ms FROM procession_messages
+WHERE due_ms IS NOT NULL AND id < -:low AND id > -:high
+ORDER BY due_ms
+LIMIT 1;
+
+-- name: next_retry
+-- sessions_held, its first entry.
+SELECT min(retry_at) FROM procession_sessions WHERE subscription = ? AND held > 0;
+
+-- name: declare
+-- Subscriptions, a row a queue or topic.
+INSERT INTO procession_subscriptions (queue, kind, duplicate_window_ms) VALUES (?, ?, ?);
+
+-- name: set_window
+-- subscriptions_reader.
+UPDATE procession_subscriptions SET duplicate_window_ms = ? WHERE queue = ?;
+
+-- name: reader_of
+-- subscriptions_consumer.
+SELECT id, queue FROM procession_subscriptions WHERE consumer = ?;
+
+-- name: name_reader
+-- Subscriptions' primary key.
+UPDATE procession_subscriptions SET consumer = ? WHERE id = ?;
+
+-- name: subscribe
+-- Subscriptions, a row a subscriber.
+INSERT INTO procession_subscriptions (queue, kind, consumer) VALUES (?, 'topic', ?);
+
+-- name: is_waiting
+-- Sessions' primary key.
+SELECT 1 FROM procession_sessions WHERE subscription = ? AND key = ? AND held > 0;

@@ -1,0 +1,218 @@
+"""One connection: how it is opened, how it takes its turn to write, what its errors mean.
+
+Every write transaction goes through the turnstile, an advisory lock on a file beside the
+database: SQLite's own busy handler lets processes starve, the turnstile does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
+
+from procession.errors import ConfigurationError, Contention, ProcessionError, StoreUnavailable
+
+BUSY_POLL_S = 0.0005
+WAL_PAGES = 4_000
+CACHE_KIB = 16_384
+CACHED_STATEMENTS = 512
+# The primary code is the low byte of an extended one (sqlite.org/rescode.html).
+_CONTENTION = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_UNAVAILABLE = {
+    sqlite3.SQLITE_FULL: "the disk, or the database's page limit, is full: free some space",
+    sqlite3.SQLITE_IOERR: "reading or writing the file failed: check the disk",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check its path and permissions",
+    sqlite3.SQLITE_READONLY: "the file or its folder cannot be written: check the permissions",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database: check the path",
+    sqlite3.SQLITE_PROTOCOL: "the locking protocol failed: the file must be on a local disk",
+    sqlite3.SQLITE_NOMEM: "memory ran out",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the database is and how it is opened.
+
+    Attributes:
+        path: the file.
+        synchronous: FULL (the default) survives a power cut; NORMAL may lose the last commits in
+            one; OFF is for tests.
+        foreign_keys: whether handlers' statements are held to foreign keys. Default: they are.
+        busy_s: how long to wait for a foreign lock, seconds.
+    """
+
+    path: Path
+    synchronous: str = "FULL"
+    foreign_keys: bool = True
+    busy_s: float = 5.0
+
+    @staticmethod
+    def of_url(url: str, *, busy_s: float = 5.0) -> Place:
+        """Read `sqlite:///relative.db` or `sqlite:////absolute.db`, with `?synchronous=` and
+        `?foreign_keys=`.
+
+        Raises:
+            ConfigurationError: anything else; all faults are named.
+        """
+        parts = urlsplit(url)
+        if parts.scheme != "sqlite" or parts.netloc or len(parts.path) < 2:  # noqa: PLR2004
+            raise ConfigurationError(
+                f"store {url!r}: write sqlite:///file.db for a file of the current folder, "
+                "sqlite:////folder/file.db for an absolute path"
+            )
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        synchronous = options.pop("synchronous", "FULL").upper()
+        foreign_keys = options.pop("foreign_keys", "on").lower()
+        if synchronous not in {"FULL", "NORMAL", "OFF", "EXTRA"}:
+            raise ConfigurationError(f"store {url!r}: synchronous is full, normal, off or extra")
+        if foreign_keys not in {"on", "off"}:
+            raise ConfigurationError(f"store {url!r}: foreign_keys is on or off")
+        if options:
+            raise ConfigurationError(f"store {url!r}: unknown options {sorted(options)}")
+        return Place(
+            path=Path(parts.path[1:]),
+            synchronous=synchronous,
+            foreign_keys=foreign_keys == "on",
+            busy_s=busy_s,
+        )
+
+
+@cache
+def boot_id() -> str:
+    """Return what names this boot of the host: a lease of another boot has ended."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return "unknown"
+
+
+def lease_now() -> int:
+    """Return the host's boot-time clock in milliseconds: no setting of the clock changes it."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000
+
+
+def wall_now() -> int:
+    """Return milliseconds since 1970 UTC."""
+    return time.time_ns() // 1_000_000
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """Return the primary result code, 0 where the driver gives none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def ours(error: sqlite3.Error, what: str) -> ProcessionError | None:
+    """Return our error for one that concerns the store and not the statement, or None."""
+    code = code_of(error)
+    if code in _CONTENTION:
+        return Contention(f"{what}: another connection was in the way ({error})")
+    if code in _UNAVAILABLE:
+        return StoreUnavailable(f"{what}: {_UNAVAILABLE[code]} ({error})")
+    return None
+
+
+def connect(place: Place) -> sqlite3.Connection:
+    """Open a connection that begins and commits only when told to.
+
+    Raises:
+        StoreUnavailable: the file cannot be opened, written, or is no database.
+    """
+    try:
+        connection = sqlite3.connect(
+            place.path,
+            timeout=0,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+        )
+    except sqlite3.Error as error:
+        raise ours(error, f"database {place.path}") or error from error
+    try:
+        _settle_mode(connection, place)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _settle_mode(connection: sqlite3.Connection, place: Place) -> None:
+    deadline = time.monotonic() + place.busy_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            break
+        except sqlite3.Error as error:
+            # Two processes that make the file at the same moment meet here; no busy handler is
+            # called for a change of the journal mode.
+            if code_of(error) not in _CONTENTION or time.monotonic() > deadline:
+                raise ours(error, f"database {place.path}") or error from error
+            time.sleep(BUSY_POLL_S)
+    connection.execute(f"PRAGMA synchronous = {place.synchronous}")
+    connection.execute(f"PRAGMA foreign_keys = {'ON' if place.foreign_keys else 'OFF'}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES}")
+    connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+
+
+class Turnstile:
+    """The one door to the write lock. Waiting at it is first come, first served."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._file = -1
+
+    def begin(self, connection: sqlite3.Connection) -> None:
+        """Open a write transaction on the connection; wait at most the place's `busy_s` for a
+        program that does not use the turnstile.
+
+        Raises:
+            StoreUnavailable: it stayed locked, or cannot be written.
+        """
+        if self._file < 0:
+            self._file = self._open()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            deadline = 0.0
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                except sqlite3.Error as error:
+                    if code_of(error) not in _CONTENTION:
+                        raise ours(error, f"database {self._place.path}") or error from error
+                    now = time.monotonic()
+                    deadline = deadline or now + self._place.busy_s
+                    if now >= deadline:
+                        raise StoreUnavailable(
+                            f"database {self._place.path} stayed locked for "
+                            f"{self._place.busy_s:g} s: another program holds a write "
+                            "transaction open; end it, nothing is lost meanwhile"
+                        ) from error
+                    time.sleep(BUSY_POLL_S)
+                else:
+                    return
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _open(self) -> int:
+        path = f"{self._place.path}-turnstile"
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"{path} cannot be opened ({error.strerror}): the folder of the database must be "
+                "writable"
+            ) from error
+
+    def close(self) -> None:
+        """Close the file. Harmless twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+

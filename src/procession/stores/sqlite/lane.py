@@ -1,0 +1,658 @@
+"""A lane on SQLite: one connection, one batch transaction at a time.
+
+The write lock is taken before anything is read, so the transaction itself is the acceptance of
+every session in it; a row in `sessions` is written only for what must outlive a transaction: a
+run begun alone, a session that waits, a broker's session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from procession.abc import Changes, DeadLetter, Entry, Hold, InboxRow
+from procession.core.fences import check_fence, holder_name
+from procession.errors import (
+    ConfigurationError,
+    DuplicateKey,
+    MessageGone,
+    SessionLost,
+    StoreUnavailable,
+    TransactionMisuse,
+    WorkerLost,
+)
+from procession.message import KEYLESS, Delivery
+from procession.stores.sqlite.connection import (
+    Place,
+    Turnstile,
+    boot_id,
+    connect,
+    lease_now,
+    ours,
+    wall_now,
+)
+from procession.stores.sqlite.guard import Guard
+from procession.stores.sqlite.sends import Sender, headers_of, zone
+from procession.stores.sqlite.statements import statements
+
+COMMIT = "COMMIT /* procession */"
+ROLLBACK = "ROLLBACK /* procession */"
+DUE_MAX = 1_000
+HELD_SESSIONS_MAX = 16
+ASIDE_ROUNDS_MAX = 4
+UNIQUE_VIOLATION = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
+
+
+class SqliteFetched:
+    """What one fetch read; see `procession.abc.Fetched`."""
+
+    __slots__ = ("alone", "changed", "deliveries")
+
+    def __init__(self, deliveries: list[Delivery], *, alone: bool, changed: bool) -> None:
+        self.deliveries = deliveries
+        self.alone = alone
+        self.changed = changed
+
+
+class SqliteLane:
+    """Implements `procession.abc.Lane`."""
+
+    def __init__(  # noqa: PLR0913  made by the store alone
+        self,
+        place: Place,
+        prefix: str,
+        *,
+        subscription: int,
+        worker: str,
+        number: int,
+    ) -> None:
+        self._place = place
+        self._sql = statements(prefix)
+        self._connection = connect(place)
+        self._turnstile = Turnstile(place)
+        self._guard = Guard(self._connection, prefix)
+        self._sender = Sender(self._connection, self._sql)
+        self._subscription = subscription
+        self._worker = worker
+        self._number = number
+        self._acceptance = 0
+        self._owned: dict[bytes, str] = {}
+        self._low, self._high = zone(subscription)
+        self._gate: tuple[Any, ...] = ()
+        self._in_order: list[int] = []
+        self._data_version = -1
+        self._next_due_ms: int | None = None
+        self._interrupted = False
+        self._closed = False
+
+    @property
+    def sql(self) -> Guard:
+        """What handlers use."""
+        return self._guard
+
+    # Acceptance: each method is a transaction of its own.
+
+    async def accept(self, limit: int) -> None:
+        """The transaction is the acceptance: nothing to do."""
+
+    async def own(self, sessions: Collection[bytes]) -> set[bytes]:
+        """See `Lane.own`."""
+        await self.begin()
+        try:
+            mine = {session for session in sorted(sessions) if self._own(session)}
+            await self.commit()
+        except BaseException:
+            await self.rollback()
+            raise
+        return mine
+
+    async def release(self, sessions: Collection[bytes]) -> None:
+        """See `Lane.release`."""
+        self._begin()
+        try:
+            for session in sorted(sessions):
+                self._release(session)
+            await self.commit()
+        except BaseException:
+            await self.rollback()
+            raise
+
+    async def begin_attempt(self, delivery: Delivery) -> int:
+        """See `Lane.begin_attempt`."""
+        await self.begin()
+        try:
+            session = session_of(delivery)
+            if not self._own(session):
+                raise SessionLost(
+                    f"session {session!r} is owned by another holder: message "
+                    f"{delivery.message_id!r} runs there"
+                )
+            row = self._connection.execute(
+                self._sql["count_attempt"],
+                {"position": delivery.position, "session": session},
+            ).fetchone()
+            if row is None:
+                raise MessageGone(f"message {delivery.message_id!r} is not in the queue any more")
+            await self.commit()
+        except BaseException:
+            await self.rollback()
+            raise
+        delivery.session = session
+        delivery.attempts = row[0]
+        delivery.held = bool(row[1])
+        return delivery.attempts
+
+    # The batch transaction.
+
+    async def begin(self) -> None:
+        """See `Lane.begin`."""
+        self._begin()
+        try:
+            gate = self._connection.execute(
+                self._sql["gate"],
+                {
+                    "worker": self._worker,
+                    "subscription": self._subscription,
+                    "lease_now": lease_now(),
+                    "now": wall_now(),
+                },
+            ).fetchone()
+        except sqlite3.Error as error:
+            await self.rollback()
+            raise ours(error, "reading the queue") or error from error
+        if gate is None or not gate[0]:
+            await self.rollback()
+            if gate is None:
+                raise ConfigurationError(f"subscription {self._subscription} is gone")
+            raise WorkerLost(
+                f"worker {self._worker} was taken over after its lease had ended: nothing was "
+                "committed; if this happens without a pause of the process, raise lease_ms"
+            )
+        self._gate = gate
+
+    async def fetch(self, limit: int) -> SqliteFetched:
+        """See `Lane.fetch`."""
+        _, suspect_size, suspect_through, held_open, due = self._gate
+        changed = False
+        if suspect_size:
+            limit = min(limit, suspect_size)
+        deliveries: list[Delivery] = []
+        if due:
+            self._connection.execute(self._sql["make_due"], {"now": wall_now(), "limit": DUE_MAX})
+            changed = True
+        if held_open:
+            deliveries = self._fetch_held(limit)
+        first: int | None = None
+        if len(deliveries) < limit:
+            in_order, moved = self._fetch_in_order(limit - len(deliveries))
+            first = in_order[0].position if in_order else None
+            self._in_order = [delivery.position for delivery in in_order]
+            changed = changed or moved
+            passed = first is None or first > suspect_through
+            if suspect_size and passed and not deliveries:
+                self._connection.execute(self._sql["trust"], (self._subscription,))
+                suspect_size, changed = 0, True
+            deliveries += in_order
+        else:
+            self._in_order = []
+        return SqliteFetched(deliveries, alone=suspect_size == 1, changed=changed)
+
+    async def fetch_one(self, position: int) -> Delivery | None:
+        """See `Lane.fetch_one`."""
+        row = self._connection.execute(
+            self._sql["fetch_one"], {"position": position, "subscription": self._subscription}
+        ).fetchone()
+        if row is None:
+            return None
+        delivery = delivery_of(row)
+        delivery.held = bool(row[14])
+        self._in_order = []
+        return delivery
+
+    async def waiting(self, sessions: Collection[bytes]) -> set[bytes]:
+        """See `Lane.waiting`."""
+        return {
+            session
+            for session in sessions
+            if self._connection.execute(
+                self._sql["is_waiting"], (self._subscription, session)
+            ).fetchone()
+        }
+
+    async def judge(self, keys: Sequence[bytes]) -> dict[bytes, InboxRow]:
+        """See `Lane.judge`."""
+        found = {}
+        for key in keys:
+            row = self._connection.execute(
+                self._sql["judge"], (self._subscription, key)
+            ).fetchone()
+            if row is not None:
+                found[key] = InboxRow(row[1], row[2])
+        return found
+
+    def mark(self) -> None:
+        """See `Lane.mark`."""
+        self._guard.mark()
+
+    async def undo(self) -> bool:
+        """See `Lane.undo`."""
+        try:
+            return self._guard.undo()
+        except sqlite3.Error:
+            return False
+
+    async def flush(self, changes: Changes) -> None:
+        """See `Lane.flush`."""
+        self._guard.open_gate()
+        if self._guard.lost is not None:
+            raise self._guard.lost
+        if not self._connection.in_transaction:
+            raise _misused()
+        try:
+            self._fence(changes.fence)
+            if changes.sends:
+                self._sender.send(changes.sends)
+            self._record(changes.entries)
+            for dead in changes.dead_letters:
+                self._kill(dead)
+            for hold in changes.holds:
+                self._hold(hold)
+            if changes.removed:
+                self._remove(changes)
+            for session in changes.release:
+                self._release(session)
+            self._count(changes)
+        except sqlite3.Error as error:
+            raise ours(error, "writing the batch's rows") or error from error
+
+    async def commit(self) -> None:
+        """See `Lane.commit`."""
+        self._guard.open_gate()
+        if not self._connection.in_transaction:
+            raise _misused()
+        try:
+            self._connection.execute(COMMIT)
+        except sqlite3.Error as error:
+            await self.rollback()
+            raise ours(error, "commit") or StoreUnavailable(f"commit failed: {error}") from error
+
+    async def rollback(self) -> None:
+        """See `Lane.rollback`."""
+        self._guard.open_gate()
+        # A closed connection has nothing to roll back; a failed rollback has ended its
+        # transaction already (sqlite.org/lang_transaction.html).
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute(ROLLBACK)
+
+    # Between batches.
+
+    async def changed(self) -> bool:
+        """See `Lane.changed`: another connection committed, or something has become due."""
+        try:
+            version = self._connection.execute("PRAGMA data_version /* procession */").fetchone()[0]
+            if version != self._data_version:
+                self._data_version = version
+                self._next_due_ms = self._next_due()
+                return True
+        except sqlite3.Error as error:
+            raise ours(error, "looking for work") or error from error
+        return self._next_due_ms is not None and self._next_due_ms <= lease_now()
+
+    def interrupt(self) -> None:
+        """See `Lane.interrupt`."""
+        self._interrupted = True
+        self._guard.lost = StoreUnavailable("the connection was taken from a handler that hung")
+        # interrupt ends a running statement; close then rolls the transaction back and lets no
+        # later one in. A rollback alone would leave the zombie's next statement in autocommit.
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.interrupt()
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+    async def close(self) -> None:
+        """See `Lane.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        if not self._interrupted:
+            await self.rollback()
+            if self._owned:
+                # The lease of the worker frees them where this cannot.
+                with contextlib.suppress(sqlite3.Error, StoreUnavailable):
+                    await self.release(list(self._owned))
+            self._connection.close()
+        self._turnstile.close()
+
+    # Parts.
+
+    def _begin(self) -> None:
+        if self._interrupted:
+            raise StoreUnavailable("this lane's connection was taken from it")
+        self._guard.renew()
+        self._turnstile.begin(self._connection)
+
+    def _next_due(self) -> int | None:
+        """Return when, on the lease clock, something scheduled or held may run, if ever."""
+        low, high = self._low, self._high
+        scheduled = self._connection.execute(
+            self._sql["next_scheduled"], {"low": low, "high": high}
+        ).fetchone()
+        retry = self._connection.execute(
+            self._sql["next_retry"], (self._subscription,)
+        ).fetchone()[0]
+        times = [] if retry is None else [int(retry)]
+        if scheduled is not None:
+            times.append(int(scheduled[0]) - wall_now() + lease_now())
+        return min(times, default=None)
+
+    def _own(self, session: bytes) -> bool:
+        self._acceptance += 1
+        holder = holder_name(self._worker, self._number, self._acceptance)
+        row = self._connection.execute(
+            self._sql["own"],
+            {
+                "subscription": self._subscription,
+                "session": session,
+                "holder": holder,
+                "worker": self._worker,
+            },
+        ).fetchone()
+        if row is None:
+            self._owned.pop(session, None)
+            return False
+        self._owned[session] = holder
+        return True
+
+    def _release(self, session: bytes) -> None:
+        holder = self._owned.pop(session, "")
+        self._connection.execute(self._sql["release"], (self._subscription, session, holder))
+        self._connection.execute(self._sql["drop_session_row"], (self._subscription, session))
+
+    def _fence(self, sessions: Collection[bytes]) -> None:
+        found = [
+            session
+            for session in sessions
+            if self._connection.execute(
+                self._sql["fence"],
+                (self._subscription, session, self._owned.get(session, "")),
+            ).fetchone()
+        ]
+        check_fence(sessions, found, f"{self._worker}.{self._number}")
+
+    def _fetch_in_order(self, limit: int) -> tuple[list[Delivery], bool]:
+        """Read the head of the queue; set aside what belongs to sessions that wait."""
+        parameters = {
+            "subscription": self._subscription,
+            "worker": self._worker,
+            "low": self._low,
+            "high": self._high,
+            "limit": limit,
+        }
+        moved = False
+        deliveries: list[Delivery] = []
+        for _ in range(ASIDE_ROUNDS_MAX):
+            rows = self._connection.execute(self._sql["fetch"], parameters).fetchall()
+            blocked = [row for row in rows if row[14]]
+            if not blocked:
+                deliveries += [delivery_of(row) for row in rows]
+                break
+            self._set_aside(blocked)
+            moved = True
+            deliveries += [delivery_of(row) for row in rows if not row[14]]
+            if len(rows) < limit or len(deliveries) * 2 >= limit:
+                break
+            parameters["low"] = rows[-1][0]
+            parameters["limit"] = limit - len(deliveries)
+        return deliveries, moved
+
+    def _set_aside(self, rows: list[tuple[Any, ...]]) -> None:
+        self._connection.executemany(self._sql["set_aside"], [(row[0],) for row in rows])
+        held = Counter(row[1] for row in rows)
+        self._connection.executemany(
+            self._sql["add_held"],
+            [(self._subscription, session, number) for session, number in held.items()],
+        )
+
+    def _fetch_held(self, limit: int) -> list[Delivery]:
+        sessions = self._connection.execute(
+            self._sql["open_held_sessions"],
+            {
+                "subscription": self._subscription,
+                "lease_now": lease_now(),
+                "worker": self._worker,
+                "limit": min(limit, HELD_SESSIONS_MAX),
+            },
+        ).fetchall()
+        deliveries: list[Delivery] = []
+        share = max(1, limit // 2 // max(1, len(sessions)))
+        for (session,) in sessions:
+            rows = self._connection.execute(
+                self._sql["fetch_held"],
+                {
+                    "subscription": self._subscription,
+                    "session": session,
+                    "low": self._low,
+                    "high": self._high,
+                    "limit": share,
+                },
+            )
+            for row in rows:
+                delivery = delivery_of(row)
+                delivery.held = True
+                deliveries.append(delivery)
+        return deliveries
+
+    def _record(self, entries: list[Entry]) -> None:
+        now = wall_now()
+        subscription = self._subscription
+        fresh = [
+            (
+                subscription,
+                entry.key,
+                entry.state,
+                entry.end,
+                entry.fingerprint,
+                now,
+                1 if entry.out_of_order else None,
+            )
+            for entry in entries
+            if entry.expected is None
+        ]
+        if fresh:
+            try:
+                self._connection.executemany(self._sql["record"], fresh)
+            except sqlite3.IntegrityError as error:
+                if error.sqlite_errorcode in UNIQUE_VIOLATION:
+                    raise DuplicateKey("another transaction recorded one of these keys") from error
+                raise
+        if len(fresh) == len(entries):
+            return
+        for entry in entries:
+            if entry.expected is not None:
+                self._move_on(entry, now)
+
+    def _move_on(self, entry: Entry, now: int) -> None:
+        moved = self._connection.execute(
+            self._sql["move_on"],
+            {
+                "subscription": self._subscription,
+                "key": entry.key,
+                "state": entry.state,
+                "ended": entry.end,
+                "now": now,
+                "out_of_order": 1 if entry.out_of_order else None,
+                "fingerprint": entry.fingerprint,
+                "expected": entry.expected,
+            },
+        )
+        if moved.rowcount != 1:
+            raise DuplicateKey(f"key {entry.key!r} has moved on from {entry.expected!r}")
+
+    def _kill(self, dead: DeadLetter) -> None:
+        delivery = dead.delivery
+        if delivery.replay_of is not None:
+            self._connection.execute(
+                self._sql["died_again"],
+                {
+                    "number": delivery.replay_of,
+                    "reason": dead.reason,
+                    "detail": dead.detail,
+                    "attempts": delivery.attempts,
+                    "errors": delivery.errors,
+                    "entry": json.dumps({"at_ms": wall_now(), "what": "the replay failed"}),
+                },
+            )
+            return
+        self._connection.execute(
+            self._sql["kill"],
+            {
+                "subscription": self._subscription,
+                "reason": dead.reason,
+                "detail": dead.detail,
+                "key": dead.key,
+                "fingerprint": dead.fingerprint,
+                "position": delivery.position,
+                "message_id": delivery.message_id,
+                "session": public_session(delivery),
+                "type": delivery.type,
+                "format": delivery.format,
+                "body": delivery.body,
+                "headers": headers_of(delivery.headers),
+                "sent_ms": delivery.sent_at_ms,
+                "attempts": delivery.attempts,
+                "errors": delivery.errors,
+                "now": wall_now(),
+            },
+        )
+
+    def _hold(self, hold: Hold) -> None:
+        delivery = hold.delivery
+        session = session_of(delivery)
+        if hold.take:
+            number = self._sender.draw(1)
+            delivery.position = self._low + number
+            session = session_of(delivery)
+            self._connection.execute(
+                self._sql["take_held"],
+                (
+                    -delivery.position,
+                    session,
+                    delivery.message_id,
+                    delivery.type,
+                    delivery.format,
+                    delivery.body,
+                    headers_of(delivery.headers),
+                    delivery.sent_at_ms,
+                    delivery.expires_ms,
+                    hold.attempts,
+                    delivery.errors,
+                    delivery.replay_of,
+                ),
+            )
+        else:
+            updated = self._connection.execute(
+                self._sql["hold"],
+                {
+                    "position": delivery.position,
+                    "session": session,
+                    "attempts": hold.attempts,
+                    "errors": delivery.errors,
+                },
+            )
+            if updated.rowcount != 1:
+                raise MessageGone(f"message {delivery.message_id!r} is not in the queue any more")
+        if hold.after_ms is None:
+            self._connection.execute(self._sql["add_held"], (self._subscription, session, 1))
+            return
+        self._connection.execute(
+            self._sql["wait"],
+            {
+                "subscription": self._subscription,
+                "session": session,
+                "held": 0 if delivery.held else 1,
+                "retry_at": lease_now() + hold.after_ms,
+                "boot": boot_id(),
+            },
+        )
+        self._owned.pop(session, None)
+
+    def _remove(self, changes: Changes) -> None:
+        removed = [delivery for delivery in changes.removed if delivery.lock is None]
+        positions = [delivery.position for delivery in removed]
+        if positions and positions == self._in_order[: len(positions)]:
+            # Whatever lay between them was set aside in this transaction, so the range is exact.
+            found = self._connection.execute(
+                self._sql["remove_range"], (positions[0], positions[-1])
+            ).rowcount
+        else:
+            found = self._connection.executemany(
+                self._sql["remove"],
+                [
+                    (-delivery.position if delivery.held else delivery.position,)
+                    for delivery in removed
+                ],
+            ).rowcount
+        if found != len(removed):
+            raise MessageGone(
+                f"{len(removed)} messages were handled, {found} could be removed: another worker "
+                "took some; nothing was committed"
+            )
+        held = Counter(session_of(delivery) for delivery in removed if delivery.held)
+        for session, number in held.items():
+            self._connection.execute(self._sql["add_held"], (self._subscription, session, -number))
+            self._connection.execute(self._sql["drop_session_row"], (self._subscription, session))
+        self._end_replays(changes)
+
+    def _end_replays(self, changes: Changes) -> None:
+        died = {dead.delivery.replay_of for dead in changes.dead_letters}
+        for delivery in changes.removed:
+            if delivery.replay_of is not None and delivery.replay_of not in died:
+                entry = json.dumps({"at_ms": wall_now(), "what": "the replay ended"})
+                self._connection.execute(
+                    self._sql["replay_ended"], {"number": delivery.replay_of, "entry": entry}
+                )
+
+    def _count(self, changes: Changes) -> None:
+        for (end, cause), number in changes.counts.items():
+            self._connection.execute(
+                self._sql["count"], (self._subscription, end, cause or "", number)
+            )
+        if changes.reruns:
+            self._connection.execute(
+                self._sql["count"], (self._subscription, "rerun", "", changes.reruns)
+            )
+
+
+def delivery_of(row: tuple[Any, ...]) -> Delivery:
+    """Make a delivery of the columns of a fetch."""
+    delivery = Delivery(*row[:6], row[6], *row[7:14])
+    if row[6] is not None:
+        delivery.headers = json.loads(row[6])
+    else:
+        delivery.headers = {}
+    return delivery
+
+
+def session_of(delivery: Delivery) -> bytes:
+    """Return the delivery's session; one without becomes a session of its own."""
+    if delivery.session is not None:
+        return delivery.session
+    return KEYLESS + str(delivery.position).encode()
+
+
+def public_session(delivery: Delivery) -> bytes | None:
+    """Return the session as the user knows it."""
+    session = delivery.session
+    return None if session is None or session.startswith(KEYLESS) else session
+
+
+def _misused() -> TransactionMisuse:
+    return TransactionMisuse(
+        "the batch's transaction ended inside a handler: nothing of this batch was recorded; "
+        "a handler must not commit, roll back, close or change the schema"
+    )
