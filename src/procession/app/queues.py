@@ -14,7 +14,6 @@ from procession.abc import QueueDeclaration
 from procession.codecs.json import JsonCodec
 from procession.config import Settings
 from procession.core.keys import (
-    NO_HEADERS,
     KeyPolicy,
     KeySpec,
     encode_key,
@@ -22,7 +21,7 @@ from procession.core.keys import (
     session_policy,
 )
 from procession.errors import ConfigurationError, MessageError, Reason
-from procession.message import BodyFormat, Outgoing, new_id
+from procession.message import NO_HEADERS, BodyFormat, Outgoing, new_id
 
 NAME_CHARS_MAX = 200
 
@@ -179,9 +178,9 @@ class Queues:
             key = encode_key(message_id, what=f"message id for {target!r}", reason=Reason.BAD_KEY)
         kind = type(payload)
         if kind is bytes:
-            body, body_format = payload, BodyFormat.RAW
+            body, body_format = payload, int(BodyFormat.RAW)
         else:
-            body, body_format = self._codec.encode(payload), BodyFormat.CANONICAL_JSON
+            body, body_format = self._codec.encode(payload), int(BodyFormat.CANONICAL_JSON)
         if len(body) > self._settings.payload_max:
             raise MessageError(
                 Reason.TOO_LARGE,
@@ -233,6 +232,7 @@ def _add_options(
     expires: timedelta | None,
     headers: Mapping[str, str] | None,
 ) -> None:
+    outgoing.is_plain = False
     if after is not None and due is not None:
         raise ConfigurationError("give after or due, not both")
     if after is not None:

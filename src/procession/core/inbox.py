@@ -50,5 +50,3 @@ def judge(
             return Verdict.DEAD
         case InboxState.IN_PROGRESS:
             return Verdict.BUSY
-
-

@@ -329,7 +329,7 @@ class _Form:
             value = value.decode()
         if type(value) is str and value.isascii() and value.isprintable() and value.strip():
             return value
-        missing = value is None or value in ("", b"")
+        missing = value is None or (isinstance(value, str | bytes) and not value)
         return _key_text(value, self.what, self.absent if missing else self.bad)
 
     def key(self, value: object) -> bytes:

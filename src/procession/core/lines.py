@@ -45,9 +45,7 @@ class Lines:
         A line that gave more than others goes to the end, so a long line never starves a short
         one for more than one batch.
         """
-        open_lines = [
-            line for line in self._lines if not isinstance(line, bytes) or may_run(line)
-        ]
+        open_lines = [line for line in self._lines if not isinstance(line, bytes) or may_run(line)]
         taken: list[Delivery] = []
         if not open_lines:
             return taken

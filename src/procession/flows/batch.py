@@ -192,6 +192,7 @@ class Batch:
         deadline = now + memory.settings.batch_budget_ms / 1000
         wall_ms = memory.clock.wall_ms()
         some_wait = bool(memory.alone or self._held_sessions)
+        foreign = int(BodyFormat.JSON)
         blocked, seen, entries = self._blocked, self._seen, self.changes.entries
         sql, name, route = lane.sql, consumer.name, consumer.route
         deliveries = self.deliveries
@@ -203,7 +204,13 @@ class Batch:
             if (some_wait or delivery.attempts) and not self._may_run(delivery):
                 continue
             key = delivery.message_id
-            if plain and delivery.format != BodyFormat.JSON and _is_plain_key(key):
+            if (
+                plain
+                and delivery.format != foreign
+                and key.strip()
+                and len(key) <= KEY_BYTES_MAX
+                and b"\0" not in key
+            ):
                 # The common case, without a call: the producer's id, and the body as it stands.
                 fingerprint = sha256(delivery.body).digest()
             else:
@@ -371,9 +378,7 @@ class Batch:
     def _expire(
         self, delivery: Delivery, key: bytes, fingerprint: bytes, expected: InboxState | None
     ) -> None:
-        self.changes.entries.append(
-            Entry(key, fingerprint, InboxState.DONE, End.EXPIRED, expected)
-        )
+        self.changes.entries.append(Entry(key, fingerprint, InboxState.DONE, End.EXPIRED, expected))
         self._seen[key] = (InboxState.DONE, fingerprint)
         self._end(delivery, key, End.EXPIRED, None, "it was too old when its turn came")
 
@@ -441,9 +446,7 @@ class Batch:
         if take:
             self.ended.append(delivery)
             if key is not None and fingerprint is not None:
-                self.changes.entries.append(
-                    Entry(key, fingerprint, InboxState.HELD, None)
-                )
+                self.changes.entries.append(Entry(key, fingerprint, InboxState.HELD, None))
 
     # Failures.
 
@@ -614,10 +617,6 @@ def describe(error: BaseException, chars_max: int) -> str:
 def add_error(errors: str | None, text: str) -> str:
     """Return the JSON list of a message's errors with one more."""
     return json.dumps([*(json.loads(errors) if errors else []), text])
-
-
-def _is_plain_key(key: bytes) -> bool:
-    return 0 < len(key) <= KEY_BYTES_MAX and b"\0" not in key and bool(key.strip())
 
 
 def _text(key: bytes | None) -> str | None:

@@ -130,9 +130,7 @@ class LaneThread(threading.Thread):
             else:
                 if pause_s:
                     pause_s = 0.0
-                    self._instrument.emit(
-                        Event.STORE_AVAILABLE, {"consumer": self.consumer.name}
-                    )
+                    self._instrument.emit(Event.STORE_AVAILABLE, {"consumer": self.consumer.name})
                 if not handled:
                     self._wait_for_work()
 

@@ -1,3 +1,5 @@
 """placeholder"""
+
+
 class MemoryStore:
     def __init__(self, settings=None): ...

@@ -22,6 +22,7 @@ BUSY_POLL_S = 0.0005
 WAL_PAGES = 4_000
 CACHE_KIB = 16_384
 CACHED_STATEMENTS = 512
+SQLITE_NEEDED = (3, 37)
 # The primary code is the low byte of an extended one (sqlite.org/rescode.html).
 _CONTENTION = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _UNAVAILABLE = {
@@ -124,6 +125,11 @@ def connect(place: Place) -> sqlite3.Connection:
     Raises:
         StoreUnavailable: the file cannot be opened, written, or is no database.
     """
+    if sqlite3.sqlite_version_info < SQLITE_NEEDED:
+        raise ConfigurationError(
+            f"this Python brings SQLite {sqlite3.sqlite_version}; Procession needs 3.37 or newer "
+            "(STRICT tables)"
+        )
     try:
         connection = sqlite3.connect(
             place.path,
@@ -214,5 +220,3 @@ class Turnstile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-

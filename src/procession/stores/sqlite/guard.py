@@ -60,6 +60,7 @@ class Guard:
         self._prefix = prefix
         self._guarded = False
         self._marked = False
+        self._savepoint = False
         self._refused = ""
         self.doomed: BaseException | None = None
         self.lost: StoreUnavailable | None = None
@@ -81,7 +82,6 @@ class Guard:
         if self._marked:
             with self.unguarded():
                 self._connection.execute(UNDO)
-                self._connection.execute(RELEASE)
             self._marked = False
         return True
 
@@ -102,6 +102,7 @@ class Guard:
         """A new transaction begins: forget what went wrong in the last one."""
         self._guarded = False
         self._marked = False
+        self._savepoint = False
         self.doomed = None
         self.lost = None
 
@@ -113,12 +114,7 @@ class Guard:
         connection = self._connection
         self._check_open()
         if not self._marked:
-            self._guarded = False
-            try:
-                connection.execute(SAVEPOINT)
-            finally:
-                self._guarded = True
-            self._marked = True
+            self._begin_handler()
         try:
             return connection.execute(statement, parameters)
         except sqlite3.Error as error:
@@ -149,11 +145,23 @@ class Guard:
 
     def _own(self, statement: str) -> None:
         if not self._marked:
-            with self.unguarded():
-                self._connection.execute(SAVEPOINT)
-            self._marked = True
+            self._begin_handler()
         with self.unguarded():
             self._connection.execute(statement)
+
+    def _begin_handler(self) -> None:
+        """Set a savepoint before the first statement of a handler; one without statements costs
+        nothing. The last one goes first: each open savepoint makes every write dearer."""
+        self._guarded = False
+        try:
+            if self._savepoint:
+                self._connection.execute(RELEASE)
+                self._savepoint = False
+            self._connection.execute(SAVEPOINT)
+            self._savepoint = True
+        finally:
+            self._guarded = True
+        self._marked = True
 
     def _check_open(self) -> None:
         if self.lost is not None:
@@ -227,5 +235,3 @@ class HandlerConnection:
         )
         self._guard.doomed = self._guard.doomed or mistaken
         raise mistaken
-
-

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from procession.errors import ConfigurationError
-from procession.message import Outgoing
+from procession.message import Delivery, Outgoing
 from procession.stores.sqlite.connection import wall_now
+from procession.stores.sqlite.statements import insert_rows
 
 NUMBER_BITS = 43
 
@@ -21,9 +23,10 @@ def zone(subscription: int) -> tuple[int, int]:
     return subscription << NUMBER_BITS, (subscription + 1) << NUMBER_BITS
 
 
-def headers_of(headers: Mapping[str, str] | None) -> str | None:
-    """Return headers as they are stored."""
-    return json.dumps(dict(headers)) if headers else None
+def headers_of(delivery: Delivery) -> str | None:
+    """Return a delivery's headers as they are stored."""
+    raw = delivery.raw_headers
+    return raw if raw is None or isinstance(raw, str) else json.dumps(dict(raw))
 
 
 class Sender:
@@ -47,7 +50,8 @@ class Sender:
         now = wall_now()
         readers: dict[str, tuple[tuple[int, ...], int]] = {}
         number = self.draw(len(messages))
-        rows = []
+        plain: list[Any] = []
+        others: list[Any] = []
         stored = []
         for message in messages:
             target = message.target
@@ -59,31 +63,22 @@ class Sender:
             stored.append(fresh)
             if not fresh:
                 continue
-            headers = json.dumps(dict(message.headers)) if message.headers else None
-            due_ms = message.due_ms
-            if message.after_ms is not None:
-                due_ms = now + message.after_ms
-            lifetime_ms = message.lifetime_ms
-            expires_ms = None if lifetime_ms is None else now + lifetime_ms
-            later = due_ms is not None and due_ms > now
-            for subscription in subscriptions:
-                place = subscription + number
-                rows.append(
-                    (
-                        -place if later else place,
+            if message.is_plain:
+                for subscription in subscriptions:
+                    plain += (
+                        subscription + number,
                         message.session,
                         message.message_id,
                         message.type,
                         message.format,
-                        headers,
                         message.body,
-                        now,
-                        expires_ms,
-                        due_ms if later else None,
                     )
-                )
+            else:
+                for subscription in subscriptions:
+                    others += _row(message, subscription + number, now)
             number += 1
-        self._connection.executemany(self._sql["send"], rows)
+        insert_rows(self._connection, self._sql["send_plain"], (now,), plain, width=6)
+        insert_rows(self._connection, self._sql["send"], (now,), others, width=9)
         return stored
 
     def _readers(self, target: str, now: int) -> tuple[tuple[int, ...], int]:
@@ -119,3 +114,19 @@ class Sender:
             },
         ).fetchone()
         return row is not None
+
+
+def _row(message: Outgoing, place: int, now: int) -> tuple[Any, ...]:
+    due_ms = message.due_ms if message.after_ms is None else now + message.after_ms
+    later = due_ms is not None and due_ms > now
+    return (
+        -place if later else place,
+        message.session,
+        message.message_id,
+        message.type,
+        message.format,
+        message.body,
+        json.dumps(message.headers) if message.headers else None,
+        None if message.lifetime_ms is None else now + message.lifetime_ms,
+        due_ms if later else None,
+    )

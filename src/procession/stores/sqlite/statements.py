@@ -1,10 +1,12 @@
-"""Loads the `.sql` files: named statements, and numbered migrations. Knows no connection."""
+"""Loads the `.sql` files: named statements, and numbered migrations; runs inserts of many rows."""
 
 from __future__ import annotations
 
 import re
+import sqlite3
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from procession.errors import ConfigurationError
 
@@ -41,6 +43,43 @@ def statements(prefix: str = DEFAULT_PREFIX) -> dict[str, str]:
         lines = [line for line in body.splitlines() if not line.startswith("--")]
         found[name] = "\n".join(lines).strip().rstrip(";") + f" /* procession {name} */"
     return found
+
+
+ROWS_A_STATEMENT = 50
+
+
+@cache
+def many_rows(statement: str) -> str:
+    """Return an INSERT of one row as an INSERT of 50: a third cheaper a row.
+
+    Parameters with a number (`?1`) are shared by all rows. They stand first in the row: SQLite
+    numbers each plain `?` one higher than the highest before it.
+    """
+    head, row, tail = re.fullmatch(r"(.*VALUES )(\(.*\))(.*)", statement, re.DOTALL).groups()  # type: ignore[union-attr]  # our own text
+    return head + ", ".join([row] * ROWS_A_STATEMENT) + tail
+
+
+def insert_rows(
+    connection: sqlite3.Connection,
+    statement: str,
+    shared: tuple[Any, ...],
+    values: list[Any],
+    width: int,
+) -> None:
+    """Run an INSERT for all rows of `values`, which lists them one after the other.
+
+    Args:
+        shared: values of the statement's numbered parameters.
+        values: `width` values a row.
+    """
+    step = ROWS_A_STATEMENT * width
+    whole = len(values) // step * step
+    if whole:
+        many = many_rows(statement)
+        for start in range(0, whole, step):
+            connection.execute(many, (*shared, *values[start : start + step]))
+    for start in range(whole, len(values), width):
+        connection.execute(statement, (*shared, *values[start : start + width]))
 
 
 @cache

@@ -49,7 +49,7 @@ LIMIT :limit;
 -- name: fetch_held
 -- messages_aside, from the smallest number (the greatest negative id) on.
 SELECT -m.id, m.session, m.message_id, m.type, m.format, m.body, m.headers, m.sent_ms,
-       m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint
+       m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint, 1
 FROM procession_messages AS m INDEXED BY procession_messages_aside
 LEFT JOIN procession_inbox AS i ON i.subscription = :subscription AND i.key = m.message_id
 WHERE m.session = :session AND m.id < -:low AND m.id > -:high AND m.id < 0 AND m.due_ms IS NULL
@@ -92,7 +92,8 @@ SELECT key, state, fingerprint FROM procession_inbox WHERE subscription = ? AND 
 
 -- name: inbox_row
 -- inbox_key.
-SELECT i.state, i.fingerprint, i.ended, i.recorded_ms, i.out_of_order
+SELECT i.state, i.fingerprint,
+       coalesce(i.ended, CASE i.state WHEN 3 THEN 'processed' END), i.recorded_ms, i.out_of_order
 FROM procession_inbox AS i
 JOIN procession_subscriptions AS s ON s.id = i.subscription
 WHERE s.consumer = ? AND i.key = ?;
@@ -103,20 +104,25 @@ INSERT INTO procession_inbox
     (subscription, key, state, ended, fingerprint, recorded_ms, out_of_order)
 VALUES (?, ?, ?, ?, ?, ?, ?);
 
+-- name: record_done
+-- As `record`, for what nearly every row is: a key that was processed, many rows a statement.
+INSERT INTO procession_inbox (subscription, recorded_ms, key, fingerprint, state)
+VALUES (?1, ?2, ?, ?, 3);
+
 -- name: move_on
 -- inbox_key; compare-and-set. An edited message keeps both fingerprints, the newest first.
 UPDATE procession_inbox
 SET state = :state, ended = :ended, recorded_ms = :now, out_of_order = :out_of_order,
     fingerprint = CASE
         WHEN instr(fingerprint, :fingerprint) % 32 = 1 THEN fingerprint
-        ELSE :fingerprint || fingerprint
+        ELSE CAST(:fingerprint || fingerprint AS BLOB)
     END
 WHERE subscription = :subscription AND key = :key AND state = :expected;
 
 -- name: accept_fingerprint
 -- inbox_key.
 UPDATE procession_inbox
-SET fingerprint = :fingerprint || fingerprint
+SET fingerprint = CAST(:fingerprint || fingerprint AS BLOB)
 WHERE subscription = :subscription AND key = :key AND instr(fingerprint, :fingerprint) % 32 <> 1;
 
 -- name: remove_range
@@ -181,10 +187,15 @@ UPDATE procession_meta SET value = value + ? WHERE name = 'number' RETURNING val
 SELECT id, kind, consumer, duplicate_window_ms FROM procession_subscriptions WHERE queue = ?;
 
 -- name: send
--- Appends to messages.
+-- Appends to messages, many rows a statement.
 INSERT INTO procession_messages
-    (id, session, message_id, type, format, headers, body, sent_ms, expires_ms, due_ms)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (sent_ms, id, session, message_id, type, format, body, headers, expires_ms, due_ms)
+VALUES (?1, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: send_plain
+-- As `send`, for messages without headers, expiry and due time.
+INSERT INTO procession_messages (sent_ms, id, session, message_id, type, format, body)
+VALUES (?1, ?, ?, ?, ?, ?, ?);
 
 -- name: take_held
 -- A broker's message, and a replayed dead letter.

@@ -2,7 +2,7 @@
 CREATE TABLE procession_meta (
     name  TEXT PRIMARY KEY,
     value INTEGER NOT NULL
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 
 INSERT INTO procession_meta (name, value) VALUES ('number', 0);
 
@@ -17,7 +17,7 @@ CREATE TABLE procession_subscriptions (
     duplicate_window_ms INTEGER NOT NULL DEFAULT 0,
     suspect_size        INTEGER NOT NULL DEFAULT 0,
     suspect_through     INTEGER NOT NULL DEFAULT 0
-);
+) STRICT;
 CREATE UNIQUE INDEX procession_subscriptions_reader
     ON procession_subscriptions (queue, coalesce(consumer, ''));
 CREATE UNIQUE INDEX procession_subscriptions_consumer
@@ -40,7 +40,7 @@ CREATE TABLE procession_messages (
     errors     TEXT,
     replay_of  INTEGER,
     due_ms     INTEGER
-);
+) STRICT;
 CREATE INDEX procession_messages_aside ON procession_messages (session, id) WHERE id < 0 AND due_ms IS NULL;
 CREATE INDEX procession_messages_due ON procession_messages (due_ms) WHERE due_ms IS NOT NULL;
 
@@ -55,7 +55,7 @@ CREATE TABLE procession_sessions (
     retry_at     INTEGER NOT NULL DEFAULT 0,
     retry_boot   TEXT,
     PRIMARY KEY (subscription, key)
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 CREATE INDEX procession_sessions_held ON procession_sessions (subscription, retry_at) WHERE held > 0;
 CREATE INDEX procession_sessions_worker ON procession_sessions (worker) WHERE worker IS NOT NULL;
 
@@ -69,7 +69,7 @@ CREATE TABLE procession_inbox (
     fingerprint  BLOB NOT NULL,
     recorded_ms  INTEGER NOT NULL,
     out_of_order INTEGER
-);
+) STRICT;
 CREATE UNIQUE INDEX procession_inbox_key ON procession_inbox (subscription, key);
 
 CREATE TABLE procession_dead_letters (
@@ -94,7 +94,7 @@ CREATE TABLE procession_dead_letters (
     copies       INTEGER NOT NULL DEFAULT 1,
     died_ms      INTEGER NOT NULL,
     history      TEXT NOT NULL DEFAULT '[]'
-);
+) STRICT;
 CREATE UNIQUE INDEX procession_dead_letters_key
     ON procession_dead_letters (subscription, key, fingerprint);
 CREATE INDEX procession_dead_letters_session ON procession_dead_letters (subscription, session);
@@ -109,7 +109,7 @@ CREATE TABLE procession_workers (
     process     INTEGER NOT NULL,
     consumers   TEXT NOT NULL,
     started_ms  INTEGER NOT NULL
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 
 -- Ends of messages, counted in the transaction that ends them.
 CREATE TABLE procession_counts (
@@ -118,7 +118,7 @@ CREATE TABLE procession_counts (
     cause        TEXT NOT NULL,
     number       INTEGER NOT NULL,
     PRIMARY KEY (subscription, ended, cause)
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 
 -- Message ids of queues with a duplicate detection window.
 CREATE TABLE procession_recent_ids (
@@ -126,5 +126,5 @@ CREATE TABLE procession_recent_ids (
     message_id BLOB NOT NULL,
     sent_ms    INTEGER NOT NULL,
     PRIMARY KEY (queue, message_id)
-) WITHOUT ROWID;
+) STRICT, WITHOUT ROWID;
 CREATE INDEX procession_recent_ids_sent ON procession_recent_ids (queue, sent_ms);
