@@ -12,6 +12,9 @@ from dataclasses import dataclass, fields
 from procession.errors import ConfigurationError
 
 
+ATTEMPTS_LIMIT = 1_000
+
+
 def refuse(faults: Iterable[str], what: str) -> None:
     """Raise one `ConfigurationError` that names all faults; do nothing where there are none."""
     found = list(faults)
@@ -39,7 +42,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         faults = []
-        if not 1 <= self.max_attempts <= 1_000:
+        if not 1 <= self.max_attempts <= ATTEMPTS_LIMIT:
             faults.append(f"max_attempts is {self.max_attempts}, must be 1 to 1,000")
         if self.first_ms < 0 or self.longest_ms < self.first_ms:
             faults.append("0 <= first_ms <= longest_ms must hold")

@@ -31,17 +31,7 @@ class BodyFormat(enum.IntEnum):
 
 
 class Message:
-    """The immutable content of a message, as a handler sees it in `ctx.message`.
-
-    Attributes:
-        id: the producer's message id.
-        session: the session key, or None.
-        type: the message type (header `type`), or "" where the sender named none.
-        headers: read-only mapping of str to str.
-        sent_at_ms: the sender's store's wall clock, milliseconds since 1970 UTC.
-        replayed: True for a dead letter that was replayed: it comes out of its order.
-        attempt: 0 for a run in a batch, else the number of the run begun alone.
-    """
+    """The immutable content of a message, as a handler sees it in `ctx.message`."""
 
     __slots__ = ("_delivery", "_headers")
 
@@ -51,37 +41,45 @@ class Message:
 
     @property
     def id(self) -> str:
+        """The producer's message id."""
         return self._delivery.message_id.decode()
 
     @property
     def session(self) -> str | None:
+        """The session key, or None."""
         key = self._delivery.session
         return None if key is None or key.startswith(KEYLESS) else key.decode()
 
     @property
     def type(self) -> str:
+        """The message type, or ""."""
         return self._delivery.type
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The headers, read-only."""
         if self._headers is None:
             self._headers = MappingProxyType(dict(self._delivery.headers))
         return self._headers
 
     @property
     def body(self) -> bytes:
+        """The body as it was sent."""
         return self._delivery.body
 
     @property
     def sent_at_ms(self) -> int:
+        """When it was sent, milliseconds since 1970 UTC."""
         return self._delivery.sent_at_ms
 
     @property
     def replayed(self) -> bool:
+        """Whether it is a replayed dead letter, which comes out of its order."""
         return self._delivery.replay_of is not None
 
     @property
     def attempt(self) -> int:
+        """The number of this lone run, 0 in company."""
         return self._delivery.attempts
 
     def __repr__(self) -> str:
@@ -168,7 +166,7 @@ class Delivery:
         "type",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  a row's columns
         self,
         position: int,
         session: bytes | None,
@@ -184,7 +182,7 @@ class Delivery:
         replay_of: int | None = None,
         state: int | None = None,
         fingerprint: bytes | None = None,
-        held: bool = False,  # noqa: FBT001, FBT002  built positionally, a row at a time, on the hot path
+        held: bool = False,  # noqa: FBT001, FBT002  as above
         delivery_count: int = 1,
         lock: object = None,
     ) -> None:
@@ -214,7 +212,7 @@ class Delivery:
             return NO_HEADERS
         if isinstance(raw, str):
             raw = self.raw_headers = json.loads(raw)
-        return raw  # type: ignore[return-value]  # the text was just replaced
+        return raw
 
 
 _random = random.Random()  # noqa: S311  ids are unique, not secret

@@ -56,7 +56,7 @@ class InboxState(enum.IntEnum):
     DEAD = 4
 
 
-class Outcome(Exception):  # noqa: N818  an outcome is raised, but it is not an error
+class Outcome(Exception):
     """What a handler raises to decide about its message."""
 
 

@@ -2,7 +2,7 @@
 
 | event | when | fields |
 |---|---|---|
-| `batch.committed` | after each commit of a batch | consumer, counts, handled, duration_s, handler_s |
+| `batch.committed` | after a commit | consumer, counts, handled, handler_s |
 | `batch.rolled_back` | a batch did not commit | consumer, reason, runs |
 | `message.ended` | an end other than *processed* | consumer, end, cause, key, session, detail |
 | `message.failed` | a handler failed | consumer, key, session, attempt, error |
@@ -42,7 +42,8 @@ class Event(enum.StrEnum):
 
 class Instrument(Protocol):
     """Receives every event. Called on the lane's thread after the fact: must be quick, must not
-    raise (what it raises is logged once a minute and dropped), and may be called concurrently."""
+    raise (what it raises is logged once a minute and dropped), and may be called concurrently.
+    """
 
     def emit(self, event: Event, fields: dict[str, Any]) -> None: ...
 
@@ -75,6 +76,7 @@ class LogInstrument:
         self._logger = logger or logging.getLogger("procession")
 
     def emit(self, event: Event, fields: dict[str, Any]) -> None:
+        """See `Instrument.emit`."""
         level = LEVELS[event]
         if self._logger.isEnabledFor(level):
             text = " ".join(f"{name}={value!r}" for name, value in fields.items())
@@ -88,6 +90,7 @@ class Instruments:
         self._instruments = instruments
 
     def emit(self, event: Event, fields: dict[str, Any]) -> None:
+        """See `Instrument.emit`."""
         for instrument in self._instruments:
             try:
                 instrument.emit(event, fields)

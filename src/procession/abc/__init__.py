@@ -18,6 +18,7 @@ from procession.abc.records import (
     ConsumerStatus,
     DeadLetterFilter,
     DeadLetterRecord,
+    Fetched,
     InboxRow,
     QueueDeclaration,
     Topology,
@@ -58,7 +59,8 @@ __all__ = [
 
 class Clock(Protocol):
     """Where time comes from. `monotonic_s` measures; `wall_ms` is written; neither decides a lease:
-    that is the store's own clock."""
+    that is the store's own clock.
+    """
 
     def monotonic_s(self) -> float: ...
 
@@ -76,7 +78,8 @@ class Codec(Protocol):
 
     def decoder(self, type_: Any) -> Callable[[bytes], Any]:
         """Return a function that makes a fresh payload of the type at each call; it raises
-        `MessageError`. Cached, cheap to ask for."""
+        `MessageError`. Cached, cheap to ask for.
+        """
         ...
 
 
@@ -141,21 +144,6 @@ class Sql(Protocol):
     def connection(self) -> Any: ...
 
 
-class Fetched(Protocol):
-    """What `Lane.fetch` read.
-
-    Attributes:
-        deliveries: in the order in which they may run; a session's own in its order, and its
-            oldest waiting one first.
-        alone: every one of them is a suspect: run each alone.
-        changed: the fetch wrote something, so an empty batch is committed, not rolled back.
-    """
-
-    deliveries: Sequence[Delivery]
-    alone: bool
-    changed: bool
-
-
 class Lane(Protocol):
     """One working connection of one consumer: one transaction at a time.
 
@@ -183,7 +171,8 @@ class Lane(Protocol):
 
     async def release(self, sessions: Collection[bytes]) -> None:
         """Give these sessions up, in a transaction of its own. Does nothing to a session that is
-        not ours any more. Durable on return."""
+        not ours any more. Durable on return.
+        """
         ...
 
     async def begin(self) -> None:
@@ -209,7 +198,8 @@ class Lane(Protocol):
 
     async def waiting(self, sessions: Collection[bytes]) -> set[bytes]:
         """Return which of these sessions have held messages, inside the transaction: a later
-        message of them must go behind those."""
+        message of them must go behind those.
+        """
         ...
 
     async def judge(self, keys: Sequence[bytes]) -> dict[bytes, InboxRow]:
@@ -234,7 +224,8 @@ class Lane(Protocol):
 
     async def undo(self) -> bool:
         """Take back what the handler since the last `mark` wrote; return False where the whole
-        transaction is lost with it and must be rolled back."""
+        transaction is lost with it and must be rolled back.
+        """
         ...
 
     async def flush(self, changes: Changes) -> None:
@@ -347,7 +338,8 @@ class DeadLetters(Protocol):
 
 class Store(Protocol):
     """One database. `open` first; lanes, workers, publishers and dead letters are made from it,
-    each with a connection of its own, used by one thread at a time."""
+    each with a connection of its own, used by one thread at a time.
+    """
 
     features: Features
 
@@ -441,7 +433,8 @@ class Source(Protocol):
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker. A delivery whose lock is gone is passed over: its message comes again
-        and is judged by the inbox. Harmless twice."""
+        and is judged by the inbox. Harmless twice.
+        """
         ...
 
     async def extend(self, deliveries: Sequence[Delivery]) -> list[Delivery]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from procession.message import Delivery
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,22 @@ class WorkerRecord:
     host: str
     process: int
     consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What `Lane.fetch` read.
+
+    Attributes:
+        deliveries: in the order in which they may run; a session's own in its order, and its
+            oldest waiting one first.
+        alone: every one of them is a suspect: run each alone.
+        changed: the fetch wrote something, so an empty batch is committed, not rolled back.
+    """
+
+    deliveries: Sequence[Delivery]
+    alone: bool = False
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

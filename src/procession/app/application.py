@@ -119,7 +119,8 @@ class App:
         duplicate_window: timedelta | None = None,
     ) -> Queue:
         """Declare a topic: each of its consumers gets its own copy of each message. Otherwise as
-        `queue`."""
+        `queue`.
+        """
         topic = self._queues.declare(name, "topic", duplicate_window=duplicate_window)
         topic.rule(f"topic {name!r}", session=session, key=key)
         return topic
@@ -222,7 +223,8 @@ class App:
 
     def on_alert(self, hook: AlertHook) -> AlertHook:
         """Call a function with the fields of each alert, after the commit that caused it. What it
-        raises is logged and dropped."""
+        raises is logged and dropped.
+        """
         self._alert_hooks.append(hook)
         return hook
 
@@ -356,7 +358,7 @@ class App:
         self.open()
         return Worker(
             self._store,
-            list(self._consumers.values()),
+            tuple(self._consumers.values()),
             settings=self.settings,
             instrument=self.instrument,
             worker_id=worker_id,
@@ -397,7 +399,7 @@ class App:
         return self._publisher
 
     def _make_store(self, url: str) -> Store:
-        scheme = url.split(":", 1)[0] if isinstance(url, str) else ""
+        scheme = str(url).split(":", 1)[0]
         if scheme == "sqlite":
             return SqliteStore(url, settings=self.settings, prefix=self._table_prefix)
         if scheme == "memory":

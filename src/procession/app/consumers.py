@@ -19,6 +19,7 @@ from procession.message import BodyFormat, Delivery
 
 Handler = Callable[..., Any]
 Validator = Callable[[Any], object]
+BY_ID = key_policy(None)
 POISON_COMING = ("park", "block")
 
 
@@ -58,7 +59,7 @@ class ConsumerDefinition:
         retry: RetryPolicy,
         concurrency: int,
         on_conflict: Literal["dead-letter", "alert"],
-        on_poison: str,
+        on_poison: object,
         commit: Literal["batch", "each"],
     ) -> None:
         self.name = check_name(name, "consumer")
@@ -77,7 +78,7 @@ class ConsumerDefinition:
         self.hashed_as_it_stands = self._fields is None
         refuse(self._faults(on_poison), f"consumer {name!r}")
 
-    def _faults(self, on_poison: str) -> list[str]:
+    def _faults(self, on_poison: object) -> list[str]:
         faults = []
         if on_poison in POISON_COMING:
             faults.append(
@@ -90,7 +91,7 @@ class ConsumerDefinition:
             faults.append(f"on_conflict={self.on_conflict!r}: it is 'dead-letter' or 'alert'")
         if self.commit not in ("batch", "each"):
             faults.append(f"commit={self.commit!r}: it is 'batch' or 'each'")
-        if not isinstance(self.concurrency, int) or self.concurrency < 1:
+        if self.concurrency < 1:
             faults.append(f"concurrency={self.concurrency!r}: at least 1")
         if self._fields is not None and not self._fields:
             faults.append("fingerprint=(): name at least one field")
@@ -103,6 +104,7 @@ class ConsumerDefinition:
 
     @property
     def keyed_by_id(self) -> bool:
+        """Whether the dedup key is the producer's message id."""
         return self.queue.key is None or self.queue.key.spec is None
 
     def on(self, type_: type) -> Callable[[Handler], Handler]:
@@ -149,9 +151,16 @@ class ConsumerDefinition:
 
     def key_of(self, delivery: Delivery) -> bytes:
         """See `flows.batch.Consumer.key_of`."""
-        policy = self.queue.key or key_policy(None)
+        policy = self.queue.key or BY_ID
         payload = self.read(delivery)[1] if policy.needs_payload else None
-        return policy.key(payload, delivery.message_id, delivery.headers)
+        try:
+            return policy.key(payload, delivery.message_id, delivery.headers)
+        except MessageError:
+            raise
+        except Exception as error:
+            raise MessageError(
+                Reason.BAD_KEY, f"the {policy.description} could not be made: {error!r}"
+            ) from error
 
     def fingerprint_of(self, delivery: Delivery) -> bytes:
         """See `flows.batch.Consumer.fingerprint_of`."""
@@ -164,7 +173,15 @@ class ConsumerDefinition:
         handler = self._handlers.get(delivery.type)
         if handler is None:
             handler = self._handler_for(delivery)
-        payload = handler.decode(delivery.body)
+        try:
+            payload = handler.decode(delivery.body)
+        except MessageError:
+            raise
+        except Exception as error:
+            # A check of the user's own type raised what no decoder expects.
+            raise MessageError(
+                Reason.INVALID_PAYLOAD, f"{handler.payload_type!r} refused it: {error!r}"
+            ) from error
         if self._validators or self._validate_session is not None:
             self._validate(payload, delivery)
         return handler, payload

@@ -146,7 +146,8 @@ class Queues:
 
     def type_name(self, type_: type) -> str:
         """Return the message type of a payload class: its own name unless it was given one;
-        "" for mappings, bytes and other plain values."""
+        "" for mappings, bytes and other plain values.
+        """
         named = self._type_names.get(type_)
         if named is not None:
             return named
@@ -244,9 +245,13 @@ def _add_options(
     if expires is not None:
         outgoing.lifetime_ms = _milliseconds(expires, "expires")
     if headers:
-        for name, value in headers.items():
-            if not isinstance(name, str) or not isinstance(value, str):
-                raise ConfigurationError(f"header {name!r}: names and values are text")
+        wrong = [
+            name
+            for name, value in headers.items()
+            if type(name) is not str or type(value) is not str
+        ]
+        if wrong:
+            raise ConfigurationError(f"headers {wrong!r}: names and values are text")
         outgoing.headers = dict(headers)
 
 

@@ -11,8 +11,8 @@ The rule for numbers, alike for integers, decimals and floats (a float is the de
   `0.1`, `-0.0` is `0`, `2e3` is `2000`.
 - Below 1e-6 they are one digit, the rest and the exponent: `1e-7`, `1.25e-30`.
 - A number that would need more than 309 zeros to be written out (1e310: past what a double can
-  hold) is refused, and so is an exponent of more than 20 characters. Nothing takes memory out of
-  proportion to its text.
+  hold) is refused, and so is an exponent of more than 20 characters: no number grows by more than
+  that.
 """
 
 from __future__ import annotations

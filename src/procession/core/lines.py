@@ -52,8 +52,8 @@ class Lines:
         share = max(1, limit // len(open_lines))
         for line in open_lines:
             waiting = self._lines[line]
-            for _ in range(min(share, len(waiting), limit - len(taken))):
-                taken.append(waiting.popleft())
+            number = min(share, len(waiting), limit - len(taken))
+            taken += [waiting.popleft() for _ in range(number)]
             if waiting:
                 self._lines.move_to_end(line)
             else:

@@ -11,7 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from procession.abc import Changes, Clock, DeadLetter, Entry, Hold, InboxRow, Lane
 from procession.config import RetryPolicy, Settings
@@ -25,13 +25,14 @@ from procession.outcome import Cause, End, InboxState, Outcome, Reject, Retry
 from procession.telemetry import Event, Instrument
 
 REMEMBERED_MAX = 10_000
+FOREIGN = int(BodyFormat.JSON)
 
 
 class Invoke(Protocol):
     """Calls a handler; where `is_async`, its result is awaited."""
 
     @property
-    def is_async(self) -> bool: ...
+    def is_async(self) -> bool: ...  # noqa: D102  said above
 
     def __call__(self, payload: Any, context: Context, /) -> Any: ...
 
@@ -49,9 +50,11 @@ class Consumer(Protocol):
     retry: RetryPolicy
     on_conflict: Literal["dead-letter", "alert"]
     commit: Literal["batch", "each"]
-    keyed_by_id: bool
     hashed_as_it_stands: bool
     route: Route
+
+    @property
+    def keyed_by_id(self) -> bool: ...  # noqa: D102  said above
 
     def key_of(self, delivery: Delivery) -> bytes:
         """Return the dedup key, or raise `MessageError`."""
@@ -66,7 +69,10 @@ class Consumer(Protocol):
         ...
 
 
-class TransactionLost(Exception):  # noqa: N818  no fault of anyone: the batch runs again
+_Work: TypeAlias = tuple[bytes, bytes, InboxState | None, Invoke, Any]
+
+
+class TransactionLost(Exception):
     """A handler's failure took the whole transaction with it."""
 
 
@@ -138,7 +144,7 @@ class Batch:
         events: to be told after the commit.
     """
 
-    def __init__(  # noqa: PLR0913  wired by the flow alone
+    def __init__(
         self,
         consumer: Consumer,
         lane: Lane,
@@ -161,6 +167,8 @@ class Batch:
         self.left: list[Delivery] = []
         self.events: list[tuple[Event, dict[str, Any]]] = []
         self.ran: list[Delivery] = []
+        self._judged_ahead: dict[bytes, InboxRow] | None = None
+        self._wall_ms = 0
         self.runs = 0
         self.handler_s = 0.0
 
@@ -185,59 +193,24 @@ class Batch:
     async def run(self) -> None:
         """Judge and run the deliveries in order, until the budget is used."""
         memory, consumer, lane = self._memory, self._consumer, self._lane
-        judged = await self._judge_ahead()
-        plain = judged is None and consumer.hashed_as_it_stands
+        self._judged_ahead = await self._judge_ahead()
         clock = memory.clock.monotonic_s
         now = clock()
         deadline = now + memory.settings.batch_budget_ms / 1000
-        wall_ms = memory.clock.wall_ms()
-        some_wait = bool(memory.alone or self._held_sessions)
-        foreign = int(BodyFormat.JSON)
-        blocked, seen, entries = self._blocked, self._seen, self.changes.entries
-        sql, name, route = lane.sql, consumer.name, consumer.route
-        deliveries = self.deliveries
-        for index, delivery in enumerate(deliveries):
-            session = delivery.session
-            if session in blocked:
+        self._wall_ms = memory.clock.wall_ms()
+        blocked, held, alone = self._blocked, self._held_sessions, memory.alone
+        sql, name, route, runs = lane.sql, consumer.name, consumer.route, memory.runs
+        for index, delivery in enumerate(self.deliveries):
+            if delivery.session in blocked:
                 self.left.append(delivery)
                 continue
-            if (some_wait or delivery.attempts) and not self._may_run(delivery):
+            if (delivery.attempts or alone or held) and not self._may_run(delivery):
                 continue
-            key = delivery.message_id
-            if (
-                plain
-                and delivery.format != foreign
-                and key.strip()
-                and len(key) <= KEY_BYTES_MAX
-                and b"\0" not in key
-            ):
-                # The common case, without a call: the producer's id, and the body as it stands.
-                fingerprint = sha256(delivery.body).digest()
-            else:
-                try:
-                    key, fingerprint = consumer.key_of(delivery), consumer.fingerprint_of(delivery)
-                except MessageError as error:
-                    self._refuse(delivery, error)
-                    continue
-                if judged is not None:
-                    row = judged.get(key)
-                    delivery.state = row.state if row else None
-                    delivery.fingerprint = row.fingerprint if row else None
-            expected: InboxState | None = None
-            if delivery.state is not None or key in seen:
-                fresh, expected = self._judged(delivery, key, fingerprint)
-                if not fresh:
-                    continue
-            if delivery.expires_ms is not None and delivery.expires_ms <= wall_ms:
-                self._expire(delivery, key, fingerprint, expected)
+            work = self._prepare(delivery)
+            if work is None:
                 continue
-            try:
-                invoke, payload = consumer.read(delivery)
-            except MessageError as error:
-                self._kill(delivery, key, fingerprint, error.reason, error.detail)
-                continue
-            run = memory.runs.get(delivery.position, 0) + 1
-            context = Context(sql, delivery, name, key, route, run)
+            key, fingerprint, expected, invoke, payload = work
+            context = Context(sql, delivery, name, key, route, runs.get(delivery.position, 0) + 1)
             lane.mark()
             memory.since_s = now
             memory.current = delivery
@@ -246,34 +219,79 @@ class Batch:
                 if result is not None or invoke.is_async:
                     await _finish(result, invoke)
                 if sql.doomed is not None:
-                    raise sql.doomed
+                    raise sql.doomed  # noqa: TRY301  the handler may have swallowed it
             except BaseException as error:  # noqa: BLE001  the one place where all is caught
                 memory.current = None
-                self.runs += 1
                 context.close()
                 await self._failed(delivery, key, fingerprint, error)
             else:
                 memory.current = None
-                self.runs += 1
-                sends = context.close()
-                if sends:
-                    self.changes.sends += sends
-                seen[key] = (InboxState.DONE, fingerprint)
-                entry = Entry(key, fingerprint)
-                if delivery.replay_of is not None or expected is not None:
-                    entry.expected = expected
-                    entry.out_of_order = delivery.replay_of is not None
-                entries.append(entry)
-                self.ran.append(delivery)
-                self.ended.append(delivery)
+                self._succeeded(delivery, key, fingerprint, expected)
+                self.changes.sends += context.close()
+            self.runs += 1
             after = clock()
             self.handler_s += after - now
             now = after
-            if now >= deadline and index + 1 < len(deliveries):
-                self.left += deliveries[index + 1 :]
+            if now >= deadline:
+                self.left += self.deliveries[index + 1 :]
                 break
         if self.ran:
             self.changes.counts[End.PROCESSED, None] += len(self.ran)
+
+    def _prepare(self, delivery: Delivery) -> _Work | None:
+        """Identify, judge and decode; None where that settled the delivery already."""
+        consumer = self._consumer
+        key = delivery.message_id
+        if (
+            self._judged_ahead is None
+            and consumer.hashed_as_it_stands
+            and delivery.format != FOREIGN
+            and key.strip()
+            and len(key) <= KEY_BYTES_MAX
+            and b"\0" not in key
+        ):
+            # The common case, without a call: the producer's id, and the body as it stands.
+            fingerprint = sha256(delivery.body).digest()
+        else:
+            try:
+                key, fingerprint = consumer.key_of(delivery), consumer.fingerprint_of(delivery)
+            except MessageError as error:
+                self._refuse(delivery, error)
+                return None
+            if self._judged_ahead is not None:
+                row = self._judged_ahead.get(key)
+                delivery.state = row.state if row else None
+                delivery.fingerprint = row.fingerprint if row else None
+        expected: InboxState | None = None
+        if delivery.state is not None or key in self._seen:
+            fresh, expected = self._judged(delivery, key, fingerprint)
+            if not fresh:
+                return None
+        if delivery.expires_ms is not None and delivery.expires_ms <= self._wall_ms:
+            self._expire(delivery, key, fingerprint, expected)
+            return None
+        try:
+            invoke, payload = consumer.read(delivery)
+        except MessageError as error:
+            self._kill(delivery, key, fingerprint, error.reason, error.detail)
+            return None
+        return key, fingerprint, expected, invoke, payload
+
+    def _succeeded(
+        self,
+        delivery: Delivery,
+        key: bytes,
+        fingerprint: bytes,
+        expected: InboxState | None,
+    ) -> None:
+        self._seen[key] = (InboxState.DONE, fingerprint)
+        entry = Entry(key, fingerprint)
+        if delivery.replay_of is not None or expected is not None:
+            entry.expected = expected
+            entry.out_of_order = delivery.replay_of is not None
+        self.changes.entries.append(entry)
+        self.ran.append(delivery)
+        self.ended.append(delivery)
 
     # Verdicts.
 
@@ -305,7 +323,8 @@ class Batch:
         self, delivery: Delivery, key: bytes, fingerprint: bytes
     ) -> tuple[bool, InboxState | None]:
         """Settle a delivery whose key is known, or say that it may run, and from which state its
-        run moves the key on (None: the key is new)."""
+        run moves the key on (None: the key is new).
+        """
         state, recorded = delivery.state, delivery.fingerprint
         own = delivery.replay_of is not None or (delivery.held and state == InboxState.HELD)
         if key in self._seen:
@@ -420,7 +439,7 @@ class Batch:
         if delivery.session is not None:
             self._blocked.add(delivery.session)
 
-    def _hold(  # noqa: PLR0913
+    def _hold(
         self,
         delivery: Delivery,
         key: bytes | None,

@@ -29,7 +29,7 @@ RETURN_REFUSED_AFTER_MS = 50
 class Consume:
     """The consume flow of one lane."""
 
-    def __init__(  # noqa: PLR0913  wired once, by the runtime
+    def __init__(
         self,
         consumer: Consumer,
         lane: Lane,

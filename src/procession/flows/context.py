@@ -24,7 +24,6 @@ class Context:
     what reaches outside of the transaction is not.
 
     Attributes:
-        message: the message in hand: id, session, type, headers, body.
         consumer: the consumer's name.
         run: 1 for the first run of this message by this lane, and so on.
 
@@ -50,6 +49,7 @@ class Context:
 
     @property
     def message(self) -> Message:
+        """The message in hand: id, session, type, headers, body."""
         if self._message is None:
             self._message = Message(self._delivery)
         return self._message
@@ -57,7 +57,8 @@ class Context:
     @property
     def idempotency_key(self) -> str:
         """The same text at each run of this message by this consumer, and for no other message:
-        pass it on to services that deduplicate."""
+        pass it on to services that deduplicate.
+        """
         return f"{self.consumer}/{self._key.decode(errors='replace')}"
 
     @property
@@ -98,7 +99,8 @@ class Context:
         self, statement: str, parameters: Mapping[str, Any] | None = None, /, **named: Any
     ) -> None:
         """Write in the batch's transaction, without a result: as `execute`, but a store may send
-        it later, together with others. Its error fails this message."""
+        it later, together with others. Its error fails this message.
+        """
         self._open().write(statement, named if parameters is None else parameters)
 
     def savepoint(self) -> AbstractContextManager[None]:
@@ -108,10 +110,11 @@ class Context:
     @property
     def connection(self) -> Any:
         """The batch's connection, for code that wants the driver's own interface. It refuses to
-        commit, roll back, close, and to change the schema."""
+        commit, roll back, close, and to change the schema.
+        """
         return self._open().connection
 
-    def send(
+    def send(  # noqa: PLR0913  keyword-only, all with defaults
         self,
         queue: str,
         payload: Any,

@@ -26,12 +26,17 @@ CANCEL_GRACE_S = 1.0
 
 
 class RunnableConsumer(Consumer, Protocol):
-    """A consumer as the runtime knows it."""
+    """A consumer as the runtime knows it.
+
+    Attributes:
+        concurrency: lanes in a process.
+        is_async: whether any of its handlers needs an event loop.
+    """
 
     concurrency: int
 
     @property
-    def is_async(self) -> bool: ...
+    def is_async(self) -> bool: ...  # noqa: D102  said above
 
 
 class LaneThread(threading.Thread):

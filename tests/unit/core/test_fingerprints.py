@@ -39,7 +39,6 @@ def test_K01_every_process_finds_the_same_fingerprint_whatever_its_hash_seed():
     root = str(Path(procession.__path__[0]).parent)
 
     def run(seed):
-        # Without a core dump or a home directory: nothing but the seed differs.
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root}
         return subprocess.run(
             [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True

@@ -271,6 +271,8 @@ def test_compound_keys_are_equal_exactly_if_their_parts_are(one, other):
 def test_compound_parts_cannot_slide():
     assert key_of(["a", "b"], {"a": "a", "b": "bc"}) != key_of(["a", "b"], {"a": "ab", "b": "c"})
     assert key_of(["a", "b"], {"a": "x|", "b": "y"}) != key_of(["a", "b"], {"a": "x", "b": "|y"})
+    backslashes = [{"a": "a\\", "b": "b|c"}, {"a": "a|b\\", "b": "c"}]
+    assert key_of(["a", "b"], backslashes[0]) != key_of(["a", "b"], backslashes[1])
 
 
 def test_K09_a_compound_key_has_the_same_limit():

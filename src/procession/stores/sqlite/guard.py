@@ -151,7 +151,8 @@ class Guard:
 
     def _begin_handler(self) -> None:
         """Set a savepoint before the first statement of a handler; one without statements costs
-        nothing. The last one goes first: each open savepoint makes every write dearer."""
+        nothing. The last one goes first: each open savepoint makes every write dearer.
+        """
         self._guarded = False
         try:
             if self._savepoint:
@@ -210,7 +211,8 @@ class Guard:
 
 class HandlerConnection:
     """The lane's connection as `ctx.connection`: execute and executemany, nothing that ends the
-    transaction."""
+    transaction.
+    """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard

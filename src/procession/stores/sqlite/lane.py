@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from procession.abc import Changes, DeadLetter, Entry, Hold, InboxRow
+from procession.abc import Changes, DeadLetter, Entry, Fetched, Hold, InboxRow
 from procession.core.fences import check_fence, holder_name
 from procession.errors import (
     ConfigurationError,
@@ -47,25 +47,18 @@ HELD_SESSIONS_MAX = 16
 ASIDE_ROUNDS_MAX = 4
 # What is stored in `ended`: plain text, which the driver binds faster than an enum, and NULL for
 # what nearly every row says.
-ENDED = {None: None, **{end: end.value for end in End}, End.PROCESSED: None}
+ENDED: dict[End | None, str | None] = {
+    None: None,
+    **{end: end.value for end in End},
+    End.PROCESSED: None,
+}
 UNIQUE_VIOLATION = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
-
-
-class SqliteFetched:
-    """What one fetch read; see `procession.abc.Fetched`."""
-
-    __slots__ = ("alone", "changed", "deliveries")
-
-    def __init__(self, deliveries: list[Delivery], *, alone: bool, changed: bool) -> None:
-        self.deliveries = deliveries
-        self.alone = alone
-        self.changed = changed
 
 
 class SqliteLane:
     """Implements `procession.abc.Lane`."""
 
-    def __init__(  # noqa: PLR0913  made by the store alone
+    def __init__(
         self,
         place: Place,
         prefix: str,
@@ -131,7 +124,7 @@ class SqliteLane:
         try:
             session = session_of(delivery)
             if not self._own(session):
-                raise SessionLost(
+                raise SessionLost(  # noqa: TRY301
                     f"session {session!r} is owned by another holder: message "
                     f"{delivery.message_id!r} runs there"
                 )
@@ -140,7 +133,9 @@ class SqliteLane:
                 {"position": delivery.position, "session": session},
             ).fetchone()
             if row is None:
-                raise MessageGone(f"message {delivery.message_id!r} is not in the queue any more")
+                raise MessageGone(  # noqa: TRY301
+                    f"message {delivery.message_id!r} is not in the queue any more"
+                )
             await self.commit()
         except BaseException:
             await self.rollback()
@@ -178,7 +173,7 @@ class SqliteLane:
             )
         self._gate = gate
 
-    async def fetch(self, limit: int) -> SqliteFetched:
+    async def fetch(self, limit: int) -> Fetched:
         """See `Lane.fetch`."""
         _, suspect_size, suspect_through, held_open, due = self._gate
         changed = False
@@ -203,7 +198,7 @@ class SqliteLane:
             deliveries += in_order
         else:
             self._in_order = []
-        return SqliteFetched(deliveries, alone=suspect_size == 1, changed=changed)
+        return Fetched(deliveries=deliveries, alone=suspect_size == 1, changed=changed)
 
     async def fetch_one(self, position: int) -> Delivery | None:
         """See `Lane.fetch_one`."""

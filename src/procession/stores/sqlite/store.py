@@ -161,7 +161,7 @@ class SqliteStore:
                 if number > version:
                     _run_script(connection, text)
                     connection.execute(
-                        f"INSERT INTO {self._prefix}meta (name, value) VALUES ('schema', ?) "  # noqa: S608  the prefix was checked
+                        f"INSERT INTO {self._prefix}meta (name, value) VALUES ('schema', ?) "
                         "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
                         (number,),
                     )
@@ -176,7 +176,7 @@ class SqliteStore:
             if found is None:
                 return 0
             row = connection.execute(
-                f"SELECT value FROM {self._prefix}meta WHERE name = 'schema'"  # noqa: S608  the prefix was checked
+                f"SELECT value FROM {self._prefix}meta WHERE name = 'schema'"
             ).fetchone()
         except sqlite3.DatabaseError as error:
             raise ConfigurationError(

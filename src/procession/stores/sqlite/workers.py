@@ -66,7 +66,7 @@ class SqliteWorkers(Transactions):
         if not dead:
             with self.write(f"looking at worker {worker}"):
                 pass
-            time.sleep(RENEWAL_HEADSTART_S)
+            time.sleep(RENEWAL_HEADSTART_S)  # noqa: ASYNC251  a blocking store, on its own thread
         with self.write(f"taking over worker {worker}") as connection:
             row = connection.execute(
                 self.sql["end_worker"],

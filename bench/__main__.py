@@ -1,0 +1,46 @@
+"""`python -m bench [--bench NAME] [--store NAME] [--runs N] [--quick] [--full]`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+from bench.measure import Options, Result, show
+from bench.w import w, w_shared
+
+BENCHES: dict[str, Callable[[Options], Result]] = {
+    "w": w,
+    "w-shared": w_shared,
+}
+STORES = ("sqlite",)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--bench", choices=BENCHES, help="only this one")
+    parser.add_argument("--store", choices=STORES, default=STORES[0])
+    parser.add_argument("--runs", type=int, default=0, help="rounds of each pair (5; quick: 3)")
+    parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
+    parser.add_argument("--full", action="store_true", help="also what takes minutes")
+    given = parser.parse_args()
+    options = Options(
+        store=given.store,
+        runs=given.runs or (3 if given.quick else 5),
+        quick=given.quick,
+        full=given.full,
+    )
+    names = [given.bench] if given.bench else list(BENCHES)
+    began = time.monotonic()
+    results = []
+    for name in names:
+        print(f"{name} …", flush=True)
+        result = BENCHES[name](options)
+        result.keep()
+        results.append(result)
+    show(results)
+    print(f"{time.monotonic() - began:.0f} s; appended to bench/results.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Transports: one module a broker, each independent of the others."""
