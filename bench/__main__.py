@@ -6,13 +6,24 @@ import argparse
 import time
 from collections.abc import Callable
 
+from bench.backlog import backlog
+from bench.failures import failures
+from bench.inbox_size import inbox_size
+from bench.latency import latency
 from bench.measure import Options, Result, show
+from bench.sending import send_many
 from bench.w import w, w_shared
 
 BENCHES: dict[str, Callable[[Options], Result]] = {
     "w": w,
     "w-shared": w_shared,
+    "send-many": send_many,
+    "latency": latency,
+    "backlog": backlog,
+    "failures": failures,
+    "inbox-size": inbox_size,
 }
+MINUTES = {"inbox-size"}
 STORES = ("sqlite",)
 
 
@@ -21,23 +32,19 @@ def main() -> None:
     parser.add_argument("--bench", choices=BENCHES, help="only this one")
     parser.add_argument("--store", choices=STORES, default=STORES[0])
     parser.add_argument("--runs", type=int, default=0, help="rounds of each pair (5; quick: 3)")
-    parser.add_argument("--quick", action="store_true", help="less of everything, about a minute")
+    parser.add_argument("--quick", action="store_true", help="less of everything: about a minute")
     parser.add_argument("--full", action="store_true", help="also what takes minutes")
     given = parser.parse_args()
     options = Options(
-        store=given.store,
-        runs=given.runs or (3 if given.quick else 5),
-        quick=given.quick,
-        full=given.full,
+        store=given.store, runs=given.runs or (3 if given.quick else 5), quick=given.quick
     )
-    names = [given.bench] if given.bench else list(BENCHES)
+    names = [given.bench] if given.bench else [n for n in BENCHES if given.full or n not in MINUTES]
     began = time.monotonic()
     results = []
     for name in names:
         print(f"{name} …", flush=True)
-        result = BENCHES[name](options)
-        result.keep()
-        results.append(result)
+        results.append(BENCHES[name](options))
+        results[-1].keep()
     show(results)
     print(f"{time.monotonic() - began:.0f} s; appended to bench/results.jsonl")
 

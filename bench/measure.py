@@ -30,7 +30,6 @@ class Options:
     store: str = "sqlite"
     runs: int = 5
     quick: bool = False
-    full: bool = False
 
     def fewer(self, usual: int, quick: int) -> int:
         """Return a number of messages."""
@@ -74,9 +73,7 @@ def fresh_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def in_turn(
-    runs: int, measures: Mapping[str, Callable[[Path], Timing]]
-) -> dict[str, list[Timing]]:
+def in_turn(runs: int, measures: Mapping[str, Callable[[Path], Timing]]) -> dict[str, list[Timing]]:
     """Run each measure in turn, the whole round `runs` times, each on files of its own.
 
     Neighbours share the machine's mood, so only their ratios are quoted.

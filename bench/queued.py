@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from bench.measure import Timing, quiet
 from bench.sqlite import EFFECT, SHARED_EFFECT, check_rows, connect, make_rows
 from bench.workload import Expected, Paid, Sent
-from procession import App, Context, Event, RetryPolicy
+from procession import App, Context, Event, Instrument, RetryPolicy
 from procession.abc import WorkerRecord
 from procession.flows.batch import LaneMemory
 from procession.flows.consume import Consume
@@ -60,7 +60,12 @@ class Queued:
     """An app with one consumer of one queue, on a file of its own."""
 
     def __init__(
-        self, folder: Path, handler: Handler = pay, *, rows: Sequence[str], **settings: Any
+        self,
+        folder: Path,
+        handler: Handler = pay,
+        *,
+        rows: Sequence[str],
+        instruments: Iterable[Instrument] = (),
     ) -> None:
         self.path = (folder / "queue.db").absolute()
         self.handled = Handled()
@@ -68,8 +73,7 @@ class Queued:
             "bench",
             store=f"sqlite:///{self.path}",
             retry=RetryPolicy(max_attempts=1),
-            instruments=[self.handled],
-            **settings,
+            instruments=[self.handled, *instruments],
         )
         self.consumer = self.app.consumer(QUEUE, name=QUEUE, session="order_id")(handler)
         self.app.open()
@@ -141,6 +145,3 @@ class Queued:
         assert status.waiting == status.held == status.scheduled == 0
         assert status.counts["processed", ""] == wanted.effects
         assert status.dead_letters == dead, f"{status.dead_letters} dead letters"
-
-    def close(self) -> None:
-        self.app.close()

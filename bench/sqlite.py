@@ -37,9 +37,7 @@ def make_rows(connection: sqlite3.Connection, names: Iterable[str]) -> None:
         "disorder INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID"
     )
     connection.execute("BEGIN")
-    connection.executemany(
-        "INSERT INTO orders (id) VALUES (?)", [(name,) for name in names]
-    )
+    connection.executemany("INSERT INTO orders (id) VALUES (?)", [(name,) for name in names])
     connection.execute("COMMIT")
 
 

@@ -31,13 +31,11 @@ def _measure(name: str, options: Options, *, shared: bool) -> Result:
 
     def queued(work: Callable[[Queued, int], Timing]) -> Callable[[Path], Timing]:
         def measure(folder: Path) -> Timing:
-            subject = Queued(
-                folder, pay_shared if shared else pay, rows=row_names(shared=shared)
-            )
+            subject = Queued(folder, pay_shared if shared else pay, rows=row_names(shared=shared))
             subject.fill(sent)
             timing = work(subject, len(sent))
             subject.check(wanted, shared=shared)
-            subject.close()
+            subject.app.close()
             return timing
 
         return measure
@@ -60,9 +58,18 @@ def _measure(name: str, options: Options, *, shared: bool) -> Result:
         Figure("table queue, one worker", f"{rate(queue):,.0f}/s"),
         Figure(f"raw, {RAW_BATCH:,} a transaction", f"{rate(batched):,.0f}/s"),
         Figure("raw, one transaction a message", f"{rate(single):,.0f}/s"),
-        Figure("of raw batched", f"{of_batched:.2f}", f"≥ {BATCHED_GOAL}", of_batched >= BATCHED_GOAL),
-        Figure("times one a transaction", f"{of_single:.1f}", f"≥ {SINGLE_GOAL:g}", of_single >= SINGLE_GOAL),
-        Figure("own CPU a message", f"{own_us:.1f} µs", f"< {CPU_GOAL_US:g} µs", own_us < CPU_GOAL_US),
+        Figure(
+            "of raw batched", f"{of_batched:.2f}", f"≥ {BATCHED_GOAL}", of_batched >= BATCHED_GOAL
+        ),
+        Figure(
+            "times one a transaction",
+            f"{of_single:.1f}",
+            f"≥ {SINGLE_GOAL:g}",
+            of_single >= SINGLE_GOAL,
+        ),
+        Figure(
+            "own CPU a message", f"{own_us:.1f} µs", f"< {CPU_GOAL_US:g} µs", own_us < CPU_GOAL_US
+        ),
         Figure("the flow without threads", f"{rate(found['flow']):,.0f}/s"),
     ]
     return Result(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from procession.abc import (
     ConsumerStatus,
     DeadLetterFilter,
     DeadLetterRecord,
+    DeadLetters,
     InboxRow,
     Publisher,
     Store,
@@ -20,9 +22,11 @@ from procession.abc import (
 )
 from procession.app.consumers import ConsumerDefinition, Handler, Validator
 from procession.app.queues import Queue, Queues, check_name
+from procession.codecs.json import JsonCodec
 from procession.config import RetryPolicy, Settings
 from procession.core.keys import KeySpec
 from procession.errors import ConfigurationError
+from procession.flows import dead_letters as operators
 from procession.message import Outgoing
 from procession.runtime.drive import drive
 from procession.runtime.worker import Worker
@@ -382,14 +386,103 @@ class App:
         with self._lock:
             return drive(self._store.inbox(consumer, key.encode()))
 
+    # Dead letters: what operators decide. See `procession.flows.dead_letters`.
+
     def dead_letters(self, wanted: DeadLetterFilter | None = None) -> list[DeadLetterRecord]:
         """Return dead letters, by default all that wait for a decision."""
+        with self._dead_letters() as letters:
+            return drive(letters.find(wanted or DeadLetterFilter()))
+
+    def dead_letter(self, number: int) -> DeadLetterRecord:
+        """Return one dead letter, whatever became of it.
+
+        Raises:
+            OperatorError: there is none of that number.
+        """
+        with self._dead_letters() as letters:
+            return drive(operators.show(letters, number))
+
+    def edit_dead_letter(self, number: int, body: Any, *, by: str) -> None:
+        """Replace a dead letter's body; its replay then runs the new one.
+
+        It keeps its key and its session, and a resend of the mended message is a duplicate.
+
+        Args:
+            number: of the dead letter.
+            body: JSON as text or bytes (for a consumer of `bytes`, the body itself), or a payload
+                of any other type, which is encoded as `send` would.
+            by: who edits.
+
+        Raises:
+            OperatorError: there is no such dead letter, it is decided already, or the body is of
+                another key or session.
+            MessageError: its consumer would refuse the body.
+        """
+        with self._dead_letters() as letters:
+            record = drive(operators.show(letters, number))
+            drive(
+                operators.edit(
+                    letters,
+                    number,
+                    body.encode() if isinstance(body, str) else JsonCodec().encode(body),
+                    by=by,
+                    rules=self._rules.get(record.consumer),
+                    bytes_max=self.settings.payload_max,
+                )
+            )
+
+    def replay_dead_letters(
+        self, numbers: Iterable[int], *, by: str, as_new: str | None = None
+    ) -> list[operators.Replay]:
+        """Queue dead letters again, each in its session and in the order they had there; return
+        what became of each. Harmless twice.
+
+        Args:
+            numbers: of the dead letters.
+            by: who replays.
+            as_new: the key under which a conflict runs; for one number only.
+
+        Raises:
+            OperatorError, MessageError: nobody is named, or `as_new` is no key or is given for
+                several.
+            StoreUnavailable: what was queued before stays queued.
+        """
+        with self._lock, self._dead_letters() as letters:
+            return drive(
+                operators.replay(
+                    letters,
+                    numbers,
+                    by=by,
+                    as_new=as_new,
+                    rules=self._rules,
+                    lookup=self._store.inbox,
+                )
+            )
+
+    def discard_dead_letter(self, number: int, *, by: str, why: str) -> None:
+        """End a dead letter for good; it stays readable, with who and why.
+
+        Raises:
+            OperatorError: there is none, it is decided already, or nobody or no reason is named.
+        """
+        with self._dead_letters() as letters:
+            drive(operators.discard(letters, number, by=by, why=why))
+
+    @contextmanager
+    def _dead_letters(self) -> Generator[DeadLetters]:
         self.open()
         letters = drive(self._store.dead_letters())
         try:
-            return drive(letters.find(wanted or DeadLetterFilter()))
+            yield letters
         finally:
             drive(letters.close())
+
+    @property
+    def _rules(self) -> dict[str, operators.Rules]:
+        return {
+            name: operators.Rules(consumer, consumer.queue.session)
+            for name, consumer in self._consumers.items()
+        }
 
     def publisher(self) -> Publisher:
         """Return the publisher of `send`, opened at the first call."""

@@ -172,11 +172,16 @@ class Queues:
             MessageError: the payload cannot be serialized or is too large, or a key is not valid
                 or not what the queue's rule says.
         """
-        queue = self.get(target)
+        queue = self._queues.get(target) or self.get(target)
         if message_id is None:
             key = new_id().encode()
         else:
-            key = encode_key(message_id, what=f"message id for {target!r}", reason=Reason.BAD_KEY)
+            key = encode_key(message_id, what=queue.id_what, reason=Reason.BAD_KEY)
+        session_key = None
+        if session is not None:
+            session_key = self._given(queue, payload, key, session, headers)
+        elif queue.session is not None:
+            session_key = queue.session.key(payload, key, headers or NO_HEADERS)
         kind = type(payload)
         if kind is bytes:
             body, body_format = payload, int(BodyFormat.RAW)
@@ -191,7 +196,7 @@ class Queues:
         outgoing = Outgoing(
             target,
             key,
-            self._session(queue, payload, key, session, headers),
+            session_key,
             self.type_name(kind),
             body_format,
             body,

@@ -59,7 +59,14 @@ def encode_key(value: object, *, what: str, reason: Reason) -> bytes:
         >>> encode_key("caf\u00e9 ", what="message id", reason=Reason.BAD_KEY)
         b'caf\xc3\xa9 '
     """
+    if type(value) is str and _is_plain(value) and len(value) <= KEY_BYTES_MAX:
+        return value.encode()
     return _fitting(_key_text(value, what, reason).encode(), what, reason)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text is a good key at the first look, as nearly all are."""
+    return text.isascii() and text.isprintable() and text.strip() != ""
 
 
 def _fitting(encoded: bytes, what: str, reason: Reason) -> bytes:
@@ -199,8 +206,12 @@ def path_reader(path: str, *, reason: Reason) -> Callable[..., object]:
 
     # The second parameter, a message's headers, lets a policy call it like any other source.
     def read_one(payload: object, _: object = None) -> object:
+        kind: Any = type(payload)
         try:
-            return _member(payload, path)
+            # As `_member`, without the call.
+            if kind is dict or _is_mapping(kind):
+                return payload[path]  # type: ignore[index]  # it is a mapping
+            return getattr(payload, path)
         except _MISSING as fault:
             raise _absent(payload, f"field {path!r}", "is missing", reason) from fault
 
@@ -324,15 +335,16 @@ class _Form:
         self.hashed = hashed
 
     def text(self, value: object) -> str:
-        # Nearly all keys are plain; the rest is looked at closely.
         if type(value) is bytes and value.isascii():
             value = value.decode()
-        if type(value) is str and value.isascii() and value.isprintable() and value.strip():
+        if type(value) is str and _is_plain(value):
             return value
         missing = value is None or (isinstance(value, str | bytes) and not value)
         return _key_text(value, self.what, self.absent if missing else self.bad)
 
     def key(self, value: object) -> bytes:
+        if type(value) is str and _is_plain(value) and len(value) < HASH_CHARS:
+            return value.encode()
         encoded = self.text(value).encode()
         if len(encoded) < HASH_CHARS:
             return encoded

@@ -1,8 +1,9 @@
-"""Reads daily ledgers: finds the files and turns each one's text into numbered lines.
+"""Reads daily ledgers: finds the files, splits a text into numbered lines, and reads their numbers.
 
+Splitting and reading are two steps, because two consumers do them: a line whose quantity is no
+number is still a line with a number of its own. Nothing is skipped, guessed or repaired, so a
+line's number, which is part of its message's id, stays the same however often a ledger is split.
 Money becomes whole thousandths by exact conversion of the text, never by way of a binary float.
-A ledger is read whole or refused: nothing is skipped, guessed or repaired, so a line's number,
-which is part of its message's id, stays the same however often the ledger is read.
 """
 
 import csv
@@ -42,13 +43,25 @@ class Ledger:
 
 # Not frozen: some 40,000 are made a run, and a frozen one costs several times a plain one.
 @dataclass(slots=True, kw_only=True)
-class LedgerLine:
-    """One transaction of a ledger.
+class RawLine:
+    """One transaction of a ledger as the text has it: its quantity and price are not read yet.
 
     `line_number` counts transactions from 1: the header has no number, nor has an empty line,
     and a description that spans two lines of text is still one transaction. Two lines may look
     alike in everything but their number: both are real.
     """
+
+    ledger: str
+    line_number: int
+    invoice_no: str
+    stock_code: str
+    quantity: str
+    unit_price: str
+
+
+@dataclass(slots=True, kw_only=True)
+class LedgerLine:
+    """One transaction with its numbers."""
 
     ledger: str
     line_number: int
@@ -102,19 +115,18 @@ def read_text(ledger: Ledger) -> str:
         ) from error
 
 
-def parse_lines(name: str, text: str) -> list[LedgerLine]:
+def split_lines(name: str, text: str) -> list[RawLine]:
     r"""Split the text of the ledger `name` into its lines, in order.
 
     The first line names the columns: `InvoiceNo`, `StockCode`, `Quantity` and `UnitPrice`, in any
     order and among any others. The same text always gives the same lines with the same numbers.
     Raises `ValueError` naming ledger and line for a missing or repeated column, a row of another
-    length than the header, a number that is no number or too large, more than three decimals, an
-    empty invoice number or stock code, and quotes that do not match.
+    length than the header, an empty invoice number or stock code, and quotes that do not match.
 
-    >>> parse_lines("day", "InvoiceNo,StockCode,Quantity,UnitPrice\n536365,85123A,6,2.55\n")
+    >>> split_lines("day", "InvoiceNo,StockCode,Quantity,UnitPrice\n536365,85123A,6,2.55\n")
     ... # doctest: +NORMALIZE_WHITESPACE
-    [LedgerLine(ledger='day', line_number=1, invoice_no='536365', stock_code='85123A',
-                quantity=6, unit_price_thousandths=2550)]
+    [RawLine(ledger='day', line_number=1, invoice_no='536365', stock_code='85123A',
+             quantity='6', unit_price='2.55')]
     """
     rows = _rows(name, text.removeprefix("\ufeff"))
     header = next(rows, [])
@@ -123,6 +135,37 @@ def parse_lines(name: str, text: str) -> list[LedgerLine]:
         _line(name, number, row, width=len(header), places=places)
         for number, row in enumerate(filter(None, rows), start=1)
     ]
+
+
+def parse_line(raw: RawLine) -> LedgerLine:
+    """Read the numbers of a line, exactly.
+
+    Raises `ValueError` naming ledger and line for a number that is no number or too large, and
+    for more than three decimals.
+
+    >>> parse_line(
+    ...     RawLine(
+    ...         ledger="day",
+    ...         line_number=1,
+    ...         invoice_no="536365",
+    ...         stock_code="85123A",
+    ...         quantity="6",
+    ...         unit_price="2.55",
+    ...     )
+    ... ).unit_price_thousandths
+    2550
+    """
+    try:
+        return LedgerLine(
+            ledger=raw.ledger,
+            line_number=raw.line_number,
+            invoice_no=raw.invoice_no,
+            stock_code=raw.stock_code,
+            quantity=_quantity(raw.quantity),
+            unit_price_thousandths=_thousandths(raw.unit_price),
+        )
+    except ValueError as error:
+        raise ValueError(f"ledger {raw.ledger!r}, line {raw.line_number}: {error}") from error
 
 
 def _ledger_name(path: Path) -> str | None:
@@ -162,16 +205,16 @@ def _places(name: str, header: list[str]) -> tuple[int, ...]:
 
 def _line(
     name: str, number: int, row: list[str], *, width: int, places: tuple[int, ...]
-) -> LedgerLine:
+) -> RawLine:
     try:
         invoice_no, stock_code, quantity, unit_price = _fields(row, width=width, places=places)
-        return LedgerLine(
+        return RawLine(
             ledger=name,
             line_number=number,
             invoice_no=_present("InvoiceNo", invoice_no),
             stock_code=_present("StockCode", stock_code),
-            quantity=_quantity(quantity),
-            unit_price_thousandths=_thousandths(unit_price),
+            quantity=quantity,
+            unit_price=unit_price,
         )
     except ValueError as error:
         raise ValueError(f"ledger {name!r}, line {number}: {error}") from error

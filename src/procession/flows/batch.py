@@ -81,6 +81,7 @@ class LaneMemory:
 
     Attributes:
         alone: positions of messages that failed in company: their next run is a lone one.
+        to_take: likewise of a broker's messages: they are taken into the store before they run.
         runs: begun runs of messages that have not ended, by position.
         raced: positions of a batch that lost a race for a key.
         reruns: runs that began and did not commit since the last commit.
@@ -102,6 +103,7 @@ class LaneMemory:
         self.instrument = instrument
         self.draw = draw
         self.alone: set[int] = set(suspects)
+        self.to_take: set[int] = set()
         self.runs: dict[int, int] = {}
         self.raced: set[int] = set()
         self.reruns = 0
@@ -117,14 +119,13 @@ class LaneMemory:
         """Forget what has ended."""
         self.reruns = 0
         self.raced.clear()
-        if self.runs or self.alone:
+        if self.runs or self.alone or self.to_take:
             for delivery in ended:
                 self.runs.pop(delivery.position, None)
-                self.alone.discard(delivery.position)
-        if len(self.alone) > REMEMBERED_MAX:
-            self.alone.clear()
-        if len(self.runs) > REMEMBERED_MAX:
-            self.runs.clear()
+                (self.alone if delivery.lock is None else self.to_take).discard(delivery.position)
+        for remembered in (self.alone, self.to_take, self.runs):
+            if len(remembered) > REMEMBERED_MAX:
+                remembered.clear()
 
     def rolled_back(self, ran: Sequence[Delivery]) -> None:
         """Remember that runs were for nothing."""
@@ -136,6 +137,11 @@ class LaneMemory:
 
 class Batch:
     """One transaction's deliveries.
+
+    Args:
+        alone: it is a lone run: a failure counts as an attempt.
+        exhausted: the message has no run left: unless its key has an end, it becomes a dead letter.
+        held_sessions: sessions with messages in the store, behind which a broker's must go.
 
     Attributes:
         changes: what the store is to write.
@@ -152,6 +158,7 @@ class Batch:
         deliveries: Sequence[Delivery],
         *,
         alone: bool = False,
+        exhausted: bool = False,
         held_sessions: set[bytes] | None = None,
     ) -> None:
         self._consumer = consumer
@@ -159,7 +166,8 @@ class Batch:
         self._memory = memory
         self.deliveries = deliveries
         self._alone = alone
-        self._held_sessions = held_sessions or set()
+        self._exhausted = exhausted
+        self._held_sessions: set[bytes | None] = {*(held_sessions or ())}
         self._seen: dict[bytes, tuple[InboxState, bytes] | None] = {}
         self._blocked: set[bytes | None] = set()
         self.changes = Changes()
@@ -178,18 +186,6 @@ class Batch:
             delivery.session for delivery in self.deliveries if delivery.session is not None
         )
 
-    def vanished(self, delivery: Delivery) -> None:
-        """End a message whose last allowed run never ended."""
-        key, fingerprint = self._identify(delivery)
-        self._kill(
-            delivery,
-            key,
-            fingerprint,
-            Reason.VANISHED,
-            f"its last {self._consumer.retry.max_attempts} runs began and never ended: the "
-            "process died or hung in its handler each time",
-        )
-
     async def run(self) -> None:
         """Judge and run the deliveries in order, until the budget is used."""
         memory, consumer, lane = self._memory, self._consumer, self._lane
@@ -198,13 +194,14 @@ class Batch:
         now = clock()
         deadline = now + memory.settings.batch_budget_ms / 1000
         self._wall_ms = memory.clock.wall_ms()
-        blocked, held, alone = self._blocked, self._held_sessions, memory.alone
+        blocked, alone = self._blocked, memory.alone
         sql, name, route, runs = lane.sql, consumer.name, consumer.route, memory.runs
         for index, delivery in enumerate(self.deliveries):
             if delivery.session in blocked:
                 self.left.append(delivery)
                 continue
-            if (delivery.attempts or alone or held) and not self._may_run(delivery):
+            if (delivery.attempts or alone) and self._waits_for_lone_run(delivery):
+                self._leave(delivery)
                 continue
             work = self._prepare(delivery)
             if work is None:
@@ -218,6 +215,7 @@ class Batch:
                 result = invoke(payload, context)
                 if result is not None or invoke.is_async:
                     await _finish(result, invoke)
+                context.finish()
                 if sql.doomed is not None:
                     raise sql.doomed  # noqa: TRY301  the handler may have swallowed it
             except BaseException as error:  # noqa: BLE001  the one place where all is caught
@@ -270,6 +268,20 @@ class Batch:
         if delivery.expires_ms is not None and delivery.expires_ms <= self._wall_ms:
             self._expire(delivery, key, fingerprint, expected)
             return None
+        if self._exhausted:
+            self._kill(
+                delivery,
+                key,
+                fingerprint,
+                Reason.VANISHED,
+                f"its {consumer.retry.max_attempts} lone runs began, and the last of them never "
+                "ended: the process died, hung or lost its connection inside the handler",
+            )
+            return None
+        if delivery.lock is not None and self._must_be_held(delivery):
+            after_ms = 0 if delivery.position in self._memory.to_take else None
+            self._hold(delivery, key, fingerprint, after_ms=after_ms, attempts=0)
+            return None
         try:
             invoke, payload = consumer.read(delivery)
         except MessageError as error:
@@ -308,16 +320,13 @@ class Batch:
                 continue
         return await self._lane.judge(keys)
 
-    def _may_run(self, delivery: Delivery) -> bool:
-        """Whether it may run in this batch; else it is left, or held behind its session."""
-        if delivery.session in self._held_sessions and delivery.lock is not None:
-            key, fingerprint = self._identify(delivery)
-            self._hold(delivery, key, fingerprint, after_ms=None, attempts=0)
-            return False
-        if not self._alone and self._memory.runs_alone(delivery):
-            self._leave(delivery)
-            return False
-        return True
+    def _waits_for_lone_run(self, delivery: Delivery) -> bool:
+        return delivery.lock is None and not self._alone and self._memory.runs_alone(delivery)
+
+    def _must_be_held(self, delivery: Delivery) -> bool:
+        """Whether a broker's message is to be taken into the store: it failed, or its session has
+        messages there. It is never run alone before."""
+        return delivery.position in self._memory.to_take or delivery.session in self._held_sessions
 
     def _judged(
         self, delivery: Delivery, key: bytes, fingerprint: bytes
@@ -442,30 +451,24 @@ class Batch:
     def _hold(
         self,
         delivery: Delivery,
-        key: bytes | None,
-        fingerprint: bytes | None,
+        key: bytes,
+        fingerprint: bytes,
         *,
         after_ms: int | None,
         attempts: int,
     ) -> None:
+        """Keep it in the store for another run; later ones of its session wait behind it."""
         take = delivery.lock is not None
-        self.changes.holds.append(
-            Hold(
-                delivery,
-                after_ms=after_ms,
-                attempts=attempts,
-                take=take,
-            )
-        )
+        self.changes.holds.append(Hold(delivery, after_ms=after_ms, attempts=attempts, take=take))
+        if not take:
+            if delivery.session is not None:
+                self._blocked.add(delivery.session)
+            return
+        self.ended.append(delivery)
+        self.changes.entries.append(Entry(key, fingerprint, InboxState.HELD, None))
+        self._seen[key] = (InboxState.HELD, fingerprint)
         if delivery.session is not None:
-            self._blocked.add(delivery.session)
-            if take:
-                self._held_sessions.add(delivery.session)
-                self._blocked.discard(delivery.session)
-        if take:
-            self.ended.append(delivery)
-            if key is not None and fingerprint is not None:
-                self.changes.entries.append(Entry(key, fingerprint, InboxState.HELD, None))
+            self._held_sessions.add(delivery.session)
 
     # Failures.
 
@@ -485,7 +488,8 @@ class Batch:
             self._tell_failure(delivery, key, text)
         if not usable:
             if not self._alone:
-                memory.alone.add(delivery.position)
+                failed = memory.alone if delivery.lock is None else memory.to_take
+                failed.add(delivery.position)
                 raise TransactionLost from error
             await lane.rollback()
             await lane.begin()
@@ -591,12 +595,6 @@ class Batch:
                 },
             )
         )
-
-    def _identify(self, delivery: Delivery) -> tuple[bytes | None, bytes | None]:
-        try:
-            return self._consumer.key_of(delivery), self._consumer.fingerprint_of(delivery)
-        except MessageError:
-            return None, None
 
 
 async def _finish(result: Any, invoke: Invoke) -> None:

@@ -122,11 +122,9 @@ class Consume:
         fresh = await lane.fetch_one(delivery.position)
         if fresh is None:
             raise MessageGone(f"message {delivery.message_id!r} is not in the queue any more")
-        batch = self._begin_batch([fresh], alone=True)
-        if attempt > self._consumer.retry.max_attempts:
-            batch.vanished(fresh)
-        else:
-            await batch.run()
+        exhausted = attempt > self._consumer.retry.max_attempts
+        batch = self._begin_batch([fresh], alone=True, exhausted=exhausted)
+        await batch.run()
         batch.fence()
         batch.changes.release |= batch.changes.fence
         await self._commit(batch)
@@ -188,7 +186,7 @@ class Consume:
 
     async def _drop_hand(self) -> None:
         """A delivery belongs to the acceptance under which it came: give all back."""
-        self._mine = set()
+        await self._give_up(self._mine)
         in_hand = self._lines.clear()
         if in_hand and self._source is not None:
             await self._source.settle([Settlement(delivery, "abandon") for delivery in in_hand])
@@ -200,6 +198,7 @@ class Consume:
         deliveries: Sequence[Delivery],
         *,
         alone: bool = False,
+        exhausted: bool = False,
         held_sessions: set[bytes] | None = None,
     ) -> Batch:
         self._open = Batch(
@@ -208,6 +207,7 @@ class Consume:
             self._memory,
             deliveries,
             alone=alone,
+            exhausted=exhausted,
             held_sessions=held_sessions,
         )
         return self._open
@@ -217,13 +217,15 @@ class Consume:
 
     async def _commit(self, batch: Batch) -> None:
         batch.changes.reruns = self._memory.reruns
+        taken = [hold for hold in batch.changes.holds if hold.take]
+        brokers_positions = [hold.delivery.position for hold in taken]
         await self._lane.flush(batch.changes)
         await self._lane.commit()
         self._open = None
         self._memory.committed(batch.ended)
-        for hold in batch.changes.holds:
-            if hold.take and hold.after_ms == 0:
-                self._memory.alone.add(hold.delivery.position)
+        # What was taken into the store has a position of the store now.
+        self._memory.to_take.difference_update(brokers_positions)
+        self._memory.alone.update(hold.delivery.position for hold in taken if hold.after_ms == 0)
         self._size.committed(batch.runs, batch.handler_s)
         emit = self._memory.instrument.emit
         emit(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,7 +33,18 @@ class Context:
         ...     ctx.send("receipts", {"order": order["id"]})
     """
 
-    __slots__ = ("_delivery", "_key", "_message", "_route", "_sends", "_sql", "consumer", "run")
+    __slots__ = (
+        "_defers",
+        "_delivery",
+        "_key",
+        "_message",
+        "_route",
+        "_sends",
+        "_sql",
+        "_writes",
+        "consumer",
+        "run",
+    )
 
     def __init__(
         self, sql: Sql, delivery: Delivery, consumer: str, key: bytes, route: Route, run: int
@@ -44,6 +55,8 @@ class Context:
         self._key = key
         self._route = route
         self._sends: list[Outgoing] = []
+        self._writes: list[tuple[str, Mapping[str, Any]]] = []
+        self._defers = True
         self.consumer = consumer
         self.run = run
 
@@ -93,7 +106,7 @@ class Context:
             Exception: the driver's own error. Outside of `savepoint()` the run has failed then,
                 even if the handler catches it.
         """
-        return self._open().execute(statement, named if parameters is None else parameters)
+        return self._in_order().execute(statement, named if parameters is None else parameters)
 
     def write(
         self, statement: str, parameters: Mapping[str, Any] | None = None, /, **named: Any
@@ -165,6 +178,22 @@ class Context:
                 "kept or used after its handler has returned"
             )
         return self._sql
+
+    def _in_order(self) -> Sql:
+        """Run what was deferred, because something comes that must see it."""
+        sql = self._open()
+        if self._writes:
+            writes, self._writes = self._writes, []
+            for statement, parameters in writes:
+                sql.execute(statement, parameters)
+        return sql
+
+    def finish(self) -> None:
+        """Run what was deferred, last in the run (the flow's call)."""
+        if self._writes:
+            write = self._open().write
+            for statement, parameters in self._writes:
+                write(statement, parameters)
 
     def close(self) -> list[Outgoing]:
         """End the run's use of the context (the flow's call); return what it sent."""

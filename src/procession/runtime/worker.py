@@ -20,6 +20,7 @@ from procession.errors import ProcessionError, WorkerLost
 from procession.message import new_id
 from procession.runtime.drive import drive
 from procession.runtime.lane import CANCEL_GRACE_S, LaneThread, RunnableConsumer
+from procession.runtime.lifeline import Lifeline
 from procession.telemetry import Event, Instrument
 
 EXIT_REPLACE_ME = 70
@@ -58,7 +59,7 @@ class Worker:
         self._lock = threading.Lock()
         self._keeper: threading.Thread | None = None
         self._signals = 0
-        self._parent = os.getppid()
+        self._lifeline: Lifeline | None = None
         self.exit_code = 0
 
     @property
@@ -110,7 +111,8 @@ class Worker:
         self._instrument.emit(Event.WORKER_STOPPED, {"worker": self._id})
 
     def run(self) -> None:
-        """Start, work until SIGTERM or SIGINT, stop in good order. A second signal aborts.
+        """Start, work until SIGTERM or SIGINT, stop in good order. A second signal aborts, unless
+        the worker belongs to a supervisor (`stop_with_parent`), which then does that.
 
         Raises:
             SystemExit: with 70 after too many hung handlers: the supervisor starts another one.
@@ -126,20 +128,27 @@ class Worker:
             self.stop()
             self.join()
         finally:
+            if self._lifeline is not None:
+                self._lifeline.stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self.exit_code:
             raise SystemExit(self.exit_code)
 
-    def stop_with_parent(self) -> None:
-        """Stop when the parent process is gone."""
-        self._parent_matters = True
+    def stop_with_parent(self, pipe: int | None = None) -> None:
+        """Belong to the parent process: stop when it is gone.
 
-    _parent_matters = False
+        Args:
+            pipe: file descriptor to which a `Supervisor` listens for a sign of life each second.
+        """
+        self._lifeline = Lifeline(lambda: self._id, self._stopping.set, pipe)
+        self._lifeline.start()
 
     def _signalled(self, _number: int, _frame: object) -> None:
         self._signals += 1
-        if self._signals > 1:
+        # A stop reaches a supervised worker twice where the whole process group is told (Ctrl-C,
+        # systemd), once directly and once through its supervisor: that must not abort it.
+        if self._signals > 1 and self._lifeline is None:
             os._exit(EXIT_ABORTED)
         self._stopping.set()
 
@@ -194,11 +203,19 @@ class Worker:
         while not self._all_stopped():
             time.sleep(min(TICK_S, renew_s))
             self._watch_lanes()
-            if self._parent_matters and os.getppid() != self._parent:
-                self._stopping.set()
             if time.monotonic() >= due:
                 due = time.monotonic() + renew_s
-                self._renew_and_look()
+                try:
+                    self._renew_and_look()
+                except Exception as error:  # noqa: BLE001  without its keeper a worker loses its lease
+                    self._instrument.emit(
+                        Event.STORE_UNAVAILABLE,
+                        {
+                            "consumer": "",
+                            "error": f"{type(error).__name__}: {error}",
+                            "fault": True,
+                        },
+                    )
 
     def _all_stopped(self) -> bool:
         return self._stopping.is_set() and not any(lane.is_alive() for lane in self._lanes)

@@ -406,6 +406,7 @@ class MemoryLane:
         self._number = number
         self._acceptance = 0
         self._owned: dict[bytes, str] = {}
+        self._accepted: set[bytes] = set()
         self._owned_rows: dict[int, str] = {}
         self._sql = self._closed_sql()
         self._changes: Changes | None = None
@@ -424,7 +425,10 @@ class MemoryLane:
         self._accept(limit)
 
     def _accept(self, limit: int) -> None:
-        """Own visible sessions and keyless messages, oldest first."""
+        """Own visible sessions and keyless messages, oldest first; give up drained ones."""
+        busy = {row.session for row in self._subscription.rows.values()}
+        for session in self._accepted - busy:
+            self._release(session)
         accepted = 0
         for row in self._visible():
             if accepted >= limit:
@@ -435,15 +439,17 @@ class MemoryLane:
                     accepted += 1
             elif row.session not in self._owned:
                 if len(self._owned) >= self._store.settings.sessions_max:
-                    self._release_idle()
-                    if len(self._owned) >= self._store.settings.sessions_max:
-                        continue
-                accepted += self._own(row.session)
+                    continue
+                if self._own(row.session):
+                    self._accepted.add(row.session)
+                    accepted += 1
 
     async def own(self, sessions: Collection[bytes]) -> set[bytes]:
         await self._store.point("own")
         self._check_worker()
-        return {session for session in sorted(sessions) if self._own(session)}
+        mine = {session for session in sorted(sessions) if self._own(session)}
+        self._accepted -= mine
+        return mine
 
     async def release(self, sessions: Collection[bytes]) -> None:
         await self._store.point("release")
@@ -613,16 +619,12 @@ class MemoryLane:
 
     def _release(self, key: bytes) -> None:
         holder = self._owned.pop(key, None)
+        self._accepted.discard(key)
         session = self._subscription.sessions.get(key)
         if session is not None and holder is not None and session.holder == holder:
             session.holder = session.worker = None
             self._subscription.forget(key)
             self._store.version += 1
-
-    def _release_idle(self) -> None:
-        busy = {row.session for row in self._subscription.rows.values()}
-        for key in [key for key in self._owned if key not in busy]:
-            self._release(key)
 
     def _row(self, delivery: Delivery) -> _Row:
         row = self._subscription.rows.get(delivery.position)

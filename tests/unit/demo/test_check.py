@@ -12,7 +12,7 @@ import pytest
 
 from procession.demo import check
 from procession.demo.check import EXAMPLES_PER_CHECK_MAX, Report, compare
-from procession.demo.ledgers import LedgerLine, find_ledgers, parse_lines, read_text
+from procession.demo.ledgers import LedgerLine, find_ledgers, parse_line, read_text, split_lines
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ledger"
 HEADER = "InvoiceNo,StockCode,Quantity,UnitPrice\n"
@@ -86,7 +86,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     database = tmp_path / "what? a #1 demo.db"  # a name that a careless URI misreads
-    lines = [line for name, rows in FILES.items() for line in parse_lines(name, HEADER + rows)]
+    lines = [
+        parse_line(raw) for name, rows in FILES.items() for raw in split_lines(name, HEADER + rows)
+    ]
     fill(database, lines)
     return database
 
@@ -391,9 +393,9 @@ def test_reader_and_check_agree_on_the_example_ledgers(tmp_path: Path) -> None:
     fill(
         database,
         [
-            line
+            parse_line(raw)
             for ledger in find_ledgers(EXAMPLES)
-            for line in parse_lines(ledger.name, read_text(ledger))
+            for raw in split_lines(ledger.name, read_text(ledger))
         ],
     )
 

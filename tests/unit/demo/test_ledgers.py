@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from procession.demo.ledgers import Ledger, LedgerLine, find_ledgers, parse_lines, read_text
+from procession.demo.ledgers import (
+    Ledger,
+    LedgerLine,
+    find_ledgers,
+    parse_line,
+    read_text,
+    split_lines,
+)
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ledger"
 HEADER = "InvoiceNo,StockCode,Description,Quantity,InvoiceDate,UnitPrice,CustomerID,Country"
@@ -38,6 +45,10 @@ def line(number: int = 1, *, quantity: int = 6, unit_price_thousandths: int = 25
         quantity=quantity,
         unit_price_thousandths=unit_price_thousandths,
     )
+
+
+def parse_lines(name: str, content: str) -> list[LedgerLine]:
+    return [parse_line(raw) for raw in split_lines(name, content)]
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -195,6 +206,14 @@ def test_a_quantity_that_is_no_whole_number_is_refused_by_ledger_and_line(quanti
         parse_lines("day", content)
 
 
+def test_a_line_whose_numbers_are_none_is_a_line_with_a_number_all_the_same() -> None:
+    content = text(row(), row(quantity="six", unit_price="?"), row())
+
+    expected = [(1, "6", "2.55"), (2, "six", "?"), (3, "6", "2.55")]
+    raw = split_lines("day", content)
+    assert expected == [(each.line_number, each.quantity, each.unit_price) for each in raw]
+
+
 @pytest.mark.parametrize(
     ("bad_row", "fault"),
     [
@@ -211,7 +230,7 @@ def test_a_quantity_that_is_no_whole_number_is_refused_by_ledger_and_line(quanti
 )
 def test_a_bad_row_is_refused_by_ledger_and_line(bad_row: str, fault: str) -> None:
     with pytest.raises(ValueError, match=f"'day', line 2: .*{fault}"):
-        parse_lines("day", text(row(), bad_row, row()))
+        split_lines("day", text(row(), bad_row, row()))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +245,7 @@ def test_a_bad_row_is_refused_by_ledger_and_line(bad_row: str, fault: str) -> No
 )
 def test_a_header_that_does_not_name_the_columns_is_refused(content: str, fault: str) -> None:
     with pytest.raises(ValueError, match=f"'day', header: .*{fault}"):
-        parse_lines("day", content)
+        split_lines("day", content)
 
 
 def test_the_example_ledgers_are_read_whole_and_exactly() -> None:

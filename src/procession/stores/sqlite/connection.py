@@ -31,7 +31,6 @@ _UNAVAILABLE = {
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check its path and permissions",
     sqlite3.SQLITE_READONLY: "the file or its folder cannot be written: check the permissions",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup",
-    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database: check the path",
     sqlite3.SQLITE_PROTOCOL: "the locking protocol failed: the file must be on a local disk",
     sqlite3.SQLITE_NOMEM: "memory ran out",
 }
@@ -116,6 +115,8 @@ def ours(error: sqlite3.Error, what: str) -> ProcessionError | None:
         return Contention(f"{what}: another connection was in the way ({error})")
     if code in _UNAVAILABLE:
         return StoreUnavailable(f"{what}: {_UNAVAILABLE[code]} ({error})")
+    if code == sqlite3.SQLITE_NOTADB:
+        return ConfigurationError(f"{what}: the file is not an SQLite database: check the path")
     return None
 
 

@@ -1,25 +1,32 @@
 """What a handler may do on the lane's connection: statements, inside the batch's transaction.
 
 It can neither end the transaction, change the schema, nor touch this package's own tables: the
-authorizer refuses such a statement when it is prepared, whichever way it came.
+authorizer refuses such a statement when it is prepared, whichever way it came. It never gets hold
+of a cursor, so nothing of it outlives its run.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from procession.errors import StoreUnavailable, TransactionMisuse
 from procession.stores.sqlite.connection import ours
 
-SAVEPOINT = "SAVEPOINT procession_handler"
-UNDO = "ROLLBACK TO procession_handler"
-RELEASE = "RELEASE procession_handler"
-USER_SAVEPOINT = "SAVEPOINT procession_user"
-USER_UNDO = "ROLLBACK TO procession_user"
-USER_RELEASE = "RELEASE procession_user"
+# A statement that was prepared for us passes the authorizer unseen, so no handler's text may equal
+# one of ours: each of ours ends with this comment.
+OURS = "/* procession"
+SAVEPOINT = "SAVEPOINT procession_handler /* procession */"
+UNDO = "ROLLBACK TO procession_handler /* procession */"
+RELEASE = "RELEASE procession_handler /* procession */"
+USER_SAVEPOINT = "SAVEPOINT procession_user /* procession */"
+USER_UNDO = "ROLLBACK TO procession_user /* procession */"
+USER_RELEASE = "RELEASE procession_user /* procession */"
+
+CAREFUL_RUNS = 5_000
 
 _WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
 _ENDS = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
@@ -46,6 +53,43 @@ _SCHEMA = {
 }
 
 
+# What a statement may raise: `Warning` is what Python 3.11 says of two statements in one text.
+_FAULTS = (sqlite3.Error, sqlite3.Warning, MemoryError)
+
+
+class SqliteRows:
+    """What a statement returned, read to its end: implements `procession.abc.Rows`.
+
+    A cursor half read would hide errors of its later rows, keep the transaction's snapshot open
+    past the commit, and keep a connection that was taken from a handler from letting go of its
+    write lock.
+    """
+
+    __slots__ = ("_next", "_rows", "description", "lastrowid", "rowcount")
+
+    def __init__(self, cursor: sqlite3.Cursor) -> None:
+        self.description = cursor.description
+        self._rows: list[Any] = [] if self.description is None else cursor.fetchall()
+        self._next = 0
+        self.rowcount = cursor.rowcount
+        self.lastrowid = cursor.lastrowid
+
+    def fetchone(self) -> Any:
+        rows = self.fetchmany(1)
+        return rows[0] if rows else None
+
+    def fetchmany(self, size: int = 1) -> list[Any]:
+        start = self._next
+        self._next = min(start + size, len(self._rows))
+        return self._rows[start : self._next]
+
+    def fetchall(self) -> list[Any]:
+        return self.fetchmany(len(self._rows))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+
 class Guard:
     """The handler's side of one connection: implements `procession.abc.Sql`.
 
@@ -53,6 +97,9 @@ class Guard:
         doomed: the first database error of the current handler outside a savepoint: its run has
             failed, whatever it does with the error.
         lost: an error that concerns the store: the whole batch must be rolled back.
+        turn: held while the connection is in use, so that it is never taken away (see
+            `SqliteLane.interrupt`) under a running statement.
+        run: another number for each handler's run: what was kept of an earlier one is refused.
     """
 
     def __init__(self, connection: sqlite3.Connection, prefix: str) -> None:
@@ -60,29 +107,40 @@ class Guard:
         self._prefix = prefix
         self._guarded = False
         self._marked = False
+        self._bare = False
+        self._careful = 0
         self._savepoint = False
         self._refused = ""
         self.doomed: BaseException | None = None
         self.lost: StoreUnavailable | None = None
+        self.turn = threading.RLock()
+        self.run = 0
         connection.set_authorizer(self._authorize)
 
     # The lane's side.
 
     def mark(self) -> None:
         """The next statement begins another handler's work."""
+        self.run += 1
         self._guarded = True
         self._marked = False
+        self._bare = False
         self.doomed = None
 
     def undo(self) -> bool:
-        """Take back the current handler's statements; False where the transaction is gone."""
+        """Take back the current handler's statements; False where the transaction is gone, or
+        holds statements that no savepoint divides from the other handlers'."""
         self.doomed = None
-        if not self._connection.in_transaction or self.lost is not None:
-            return not self._marked and self.lost is None
-        if self._marked:
-            with self.unguarded():
-                self._connection.execute(UNDO)
-            self._marked = False
+        with self.turn:
+            if self.lost is not None or not self._connection.in_transaction:
+                return False
+            if self._bare:
+                self._careful = CAREFUL_RUNS
+                return False
+            if self._marked:
+                with self.unguarded():
+                    self._connection.execute(UNDO)
+                self._marked = False
         return True
 
     @contextmanager
@@ -96,48 +154,85 @@ class Guard:
 
     def open_gate(self) -> None:
         """From here on, until the next `mark`, statements are this package's own."""
+        self.run += 1
         self._guarded = False
 
     def renew(self) -> None:
         """A new transaction begins: forget what went wrong in the last one."""
         self._guarded = False
         self._marked = False
+        self._bare = False
         self._savepoint = False
         self.doomed = None
         self.lost = None
 
+    def end_handlers(self) -> None:
+        """All handlers of the batch have run: their last savepoint would make each of this
+        package's own rows dearer."""
+        self.open_gate()
+        if self._connection.in_transaction:
+            self._release()
+
     # The handler's side.
 
-    def execute(
-        self, statement: str, parameters: Mapping[str, Any] | Sequence[Any]
-    ) -> sqlite3.Cursor:
-        connection = self._connection
-        self._check_open()
-        if not self._marked:
-            self._begin_handler()
-        try:
-            return connection.execute(statement, parameters)
-        except sqlite3.Error as error:
-            raise self._failed(error, statement) from error
+    def execute(self, statement: str, parameters: Mapping[str, Any] | Sequence[Any]) -> SqliteRows:
+        with self.turn:
+            self._check_open()
+            if not self._marked:
+                self._begin_handler()
+            return self._run_statement(statement, parameters)
 
     def write(self, statement: str, parameters: Mapping[str, Any]) -> None:
-        self.execute(statement, parameters)
+        """Run a deferred statement. Nothing of its handler comes after it that could fail, so it
+        needs no savepoint: an error, seldom, costs a rerun of the batch. The next runs have
+        savepoints again, so that many errors never cost a rerun each."""
+        with self.turn:
+            self._check_open()
+            if not self._marked:
+                if self._careful:
+                    self._careful -= 1
+                    self._begin_handler()
+                elif not self._bare:
+                    self._bare = True
+                    if self._savepoint:
+                        with self.unguarded():
+                            self._release()
+            self._run_statement(statement, parameters)
+
+    def _run_statement(
+        self, statement: str, parameters: Mapping[str, Any] | Sequence[Any]
+    ) -> SqliteRows:
+        try:
+            if OURS in statement:
+                self._refused = "run a statement of Procession's own"
+                raise sqlite3.ProgrammingError(self._refused)  # noqa: TRY301  told as all refusals
+            return SqliteRows(self._connection.execute(statement, parameters))
+        except _FAULTS as error:
+            failed = self._failed(error, statement)
+            if failed is error:
+                raise
+            raise failed from error
 
     @contextmanager
     def savepoint(self) -> Generator[None]:
         """Catch database errors inside: they take back this block only."""
-        self._check_open()
-        self._own(USER_SAVEPOINT)
-        doomed = self.doomed
+        with self.turn:
+            self._check_open()
+            self._own(USER_SAVEPOINT)
+            run, doomed = self.run, self.doomed
         try:
             yield
         except BaseException:
-            if self._connection.in_transaction:
-                self._own(USER_UNDO)
-                self._own(USER_RELEASE)
-                self.doomed = doomed
+            with self.turn:
+                if run == self.run and self.lost is None and self._connection.in_transaction:
+                    self._own(USER_UNDO)
+                    self._own(USER_RELEASE)
+                    self.doomed = doomed
             raise
-        self._own(USER_RELEASE)
+        with self.turn:
+            if run == self.run:
+                self._check_open()
+                self._own(USER_RELEASE)
 
     @property
     def connection(self) -> HandlerConnection:
@@ -155,14 +250,17 @@ class Guard:
         """
         self._guarded = False
         try:
-            if self._savepoint:
-                self._connection.execute(RELEASE)
-                self._savepoint = False
+            self._release()
             self._connection.execute(SAVEPOINT)
             self._savepoint = True
         finally:
             self._guarded = True
         self._marked = True
+
+    def _release(self) -> None:
+        if self._savepoint:
+            self._connection.execute(RELEASE)
+            self._savepoint = False
 
     def _check_open(self) -> None:
         if self.lost is not None:
@@ -172,7 +270,7 @@ class Guard:
                 "the batch's transaction is not open any more: use ctx inside its handler only"
             )
 
-    def _failed(self, error: sqlite3.Error, statement: str) -> BaseException:
+    def _failed(self, error: BaseException, statement: str) -> BaseException:
         refused, self._refused = self._refused, ""
         if refused:
             mistaken = TransactionMisuse(
@@ -181,13 +279,12 @@ class Guard:
             )
             self.doomed = self.doomed or mistaken
             return mistaken
-        mine = ours(error, "a handler's statement failed")
-        if isinstance(mine, StoreUnavailable) or not self._connection.in_transaction:
-            self.lost = (
-                mine
-                if isinstance(mine, StoreUnavailable)
-                else StoreUnavailable(f"the transaction ended under a handler's statement: {error}")
-            )
+        if isinstance(error, sqlite3.Error):
+            mine = ours(error, "a handler's statement failed")
+            if isinstance(mine, StoreUnavailable):
+                self.lost = mine
+        # A statement may have ended the transaction (INSERT OR ROLLBACK, RAISE(ROLLBACK) in a
+        # trigger): that is this handler's failure, and nothing runs after it (see `_check_open`).
         self.doomed = self.doomed or error
         return error
 
@@ -211,16 +308,22 @@ class Guard:
 
 class HandlerConnection:
     """The lane's connection as `ctx.connection`: execute and executemany, nothing that ends the
-    transaction.
+    transaction. It ends with the handler's run.
     """
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
+        self._run = guard.run
 
     def execute(
         self, statement: str, parameters: Mapping[str, Any] | Sequence[Any] = ()
-    ) -> sqlite3.Cursor:
-        """As `sqlite3.Connection.execute`."""
+    ) -> SqliteRows:
+        """As `sqlite3.Connection.execute`, with the rows read already."""
+        if self._run != self._guard.run:
+            raise TransactionMisuse(
+                "ctx.connection belongs to a run that is over: it must not be kept or used after "
+                "its handler has returned"
+            )
         return self._guard.execute(statement, parameters)
 
     def executemany(
@@ -228,7 +331,7 @@ class HandlerConnection:
     ) -> None:
         """As `sqlite3.Connection.executemany`, without a cursor."""
         for row in parameters:
-            self._guard.execute(statement, row)
+            self.execute(statement, row)
 
     def __getattr__(self, name: str) -> Any:
         mistaken = TransactionMisuse(

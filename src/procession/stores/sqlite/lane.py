@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from procession.errors import (
 from procession.message import KEYLESS, Delivery
 from procession.outcome import End
 from procession.stores.sqlite.connection import (
+    BUSY_POLL_S,
     Place,
     Turnstile,
     boot_id,
@@ -44,6 +46,8 @@ COMMIT = "COMMIT /* procession */"
 ROLLBACK = "ROLLBACK /* procession */"
 DUE_MAX = 1_000
 HELD_SESSIONS_MAX = 16
+# How long a running statement may take to notice that it is to end.
+INTERRUPT_S = 2.0
 ASIDE_ROUNDS_MAX = 4
 # What is stored in `ended`: plain text, which the driver binds faster than an enum, and NULL for
 # what nearly every row says.
@@ -83,6 +87,7 @@ class SqliteLane:
         self._in_order: list[int] = []
         self._data_version = -1
         self._next_due_ms: int | None = None
+        self._next_due_is_known = False
         self._interrupted = False
         self._closed = False
 
@@ -242,41 +247,53 @@ class SqliteLane:
 
     async def flush(self, changes: Changes) -> None:
         """See `Lane.flush`."""
-        self._guard.open_gate()
-        if self._guard.lost is not None:
-            raise self._guard.lost
-        if not self._connection.in_transaction:
-            raise _misused()
-        try:
-            self._fence(changes.fence)
-            if changes.sends:
-                self._sender.send(changes.sends)
-            self._record(changes.entries)
-            for dead in changes.dead_letters:
-                self._kill(dead)
-            for hold in changes.holds:
-                self._hold(hold)
-            if changes.removed:
-                self._remove(changes)
-            for session in changes.release:
-                self._release(session)
-            self._count(changes)
-        except sqlite3.Error as error:
-            raise ours(error, "writing the batch's rows") or error from error
+        with self._guard.turn:
+            self._guard.end_handlers()
+            if self._guard.lost is not None:
+                raise self._guard.lost
+            if not self._connection.in_transaction:
+                raise _misused()
+            try:
+                self._flush(changes)
+            except sqlite3.Error as error:
+                raise self._fault(error, "writing the batch's rows") from error
+
+    def _flush(self, changes: Changes) -> None:
+        self._fence(changes.fence)
+        if changes.sends:
+            self._sender.send(changes.sends)
+        self._record(changes.entries)
+        for dead in changes.dead_letters:
+            self._kill(dead)
+        for hold in changes.holds:
+            self._hold(hold)
+        if changes.removed:
+            self._remove(changes)
+        for session in changes.release:
+            self._release(session)
+        self._count(changes)
 
     async def commit(self) -> None:
         """See `Lane.commit`."""
-        self._guard.open_gate()
-        if not self._connection.in_transaction:
-            raise _misused()
-        try:
-            self._connection.execute(COMMIT)
-        except sqlite3.Error as error:
-            await self.rollback()
-            raise ours(error, "commit") or StoreUnavailable(f"commit failed: {error}") from error
+        with self._guard.turn:
+            self._guard.open_gate()
+            if self._guard.lost is not None:
+                raise self._guard.lost
+            if not self._connection.in_transaction:
+                raise _misused()
+            self._next_due_is_known = False
+            try:
+                self._connection.execute(COMMIT)
+            except sqlite3.Error as error:
+                await self.rollback()
+                raise self._fault(error, "commit") from error
 
     async def rollback(self) -> None:
         """See `Lane.rollback`."""
+        with self._guard.turn:
+            self._roll_back()
+
+    def _roll_back(self) -> None:
         self._guard.open_gate()
         # A closed connection has nothing to roll back; a failed rollback has ended its
         # transaction already (sqlite.org/lang_transaction.html).
@@ -284,15 +301,22 @@ class SqliteLane:
             if self._connection.in_transaction:
                 self._connection.execute(ROLLBACK)
 
+    def _fault(self, error: sqlite3.Error, what: str) -> Exception:
+        """Return what an error of our own statements means: the store's fault, or, as it stands,
+        that of what the batch wrote (a deferred constraint at the commit)."""
+        return self._guard.lost or ours(error, what) or error
+
     # Between batches.
 
     async def changed(self) -> bool:
         """See `Lane.changed`: another connection committed, or something has become due."""
         try:
             version = self._connection.execute("PRAGMA data_version /* procession */").fetchone()[0]
+            if not self._next_due_is_known or version != self._data_version:
+                self._next_due_ms = self._next_due()
+                self._next_due_is_known = True
             if version != self._data_version:
                 self._data_version = version
-                self._next_due_ms = self._next_due()
                 return True
         except sqlite3.Error as error:
             raise ours(error, "looking for work") or error from error
@@ -302,34 +326,41 @@ class SqliteLane:
         """See `Lane.interrupt`."""
         self._interrupted = True
         self._guard.lost = StoreUnavailable("the connection was taken from a handler that hung")
-        # interrupt ends a running statement; close then rolls the transaction back and lets no
-        # later one in. A rollback alone would leave the zombie's next statement in autocommit.
-        with contextlib.suppress(sqlite3.Error):
+        give_up = time.monotonic() + INTERRUPT_S
+        while not self._guard.turn.acquire(timeout=BUSY_POLL_S):
+            # A statement runs. It ends with an error; a connection closed under it would crash.
             self._connection.interrupt()
-        with contextlib.suppress(sqlite3.Error):
+            if time.monotonic() > give_up:
+                return
+        try:
+            # Rolled back first: a statement that somebody keeps alive would keep a closed
+            # connection's write lock. Closed at once: the zombie's next statement would autocommit.
+            self._roll_back()
             self._connection.close()
+        finally:
+            self._guard.turn.release()
 
     async def close(self) -> None:
         """See `Lane.close`."""
         if self._closed:
             return
         self._closed = True
-        if not self._interrupted:
-            await self.rollback()
-            if self._owned:
-                # The lease of the worker frees them where this cannot.
-                with contextlib.suppress(sqlite3.Error, StoreUnavailable):
-                    await self.release(list(self._owned))
-            self._connection.close()
+        await self.rollback()
+        if self._owned and not self._interrupted:
+            # The lease of the worker frees them where this cannot.
+            with contextlib.suppress(sqlite3.Error, StoreUnavailable):
+                await self.release(list(self._owned))
+        self._connection.close()
         self._turnstile.close()
 
     # Parts.
 
     def _begin(self) -> None:
-        if self._interrupted:
-            raise StoreUnavailable("this lane's connection was taken from it")
-        self._guard.renew()
-        self._turnstile.begin(self._connection)
+        with self._guard.turn:
+            if self._interrupted:
+                raise StoreUnavailable("this lane's connection was taken from it")
+            self._guard.renew()
+            self._turnstile.begin(self._connection)
 
     def _next_due(self) -> int | None:
         """Return when, on the lease clock, something scheduled or held may run, if ever."""
@@ -337,9 +368,9 @@ class SqliteLane:
         scheduled = self._connection.execute(
             self._sql["next_scheduled"], {"low": low, "high": high}
         ).fetchone()
-        retry = self._connection.execute(self._sql["next_retry"], (self._subscription,)).fetchone()[
-            0
-        ]
+        retry = self._connection.execute(
+            self._sql["next_retry"], {"subscription": self._subscription, "worker": self._worker}
+        ).fetchone()[0]
         times = [] if retry is None else [int(retry)]
         if scheduled is not None:
             times.append(int(scheduled[0]) - wall_now() + lease_now())
@@ -495,7 +526,7 @@ class SqliteLane:
     def _kill(self, dead: DeadLetter) -> None:
         delivery = dead.delivery
         if delivery.replay_of is not None:
-            self._connection.execute(
+            again = self._connection.execute(
                 self._sql["died_again"],
                 {
                     "number": delivery.replay_of,
@@ -506,7 +537,8 @@ class SqliteLane:
                     "entry": json.dumps({"at_ms": wall_now(), "what": "the replay failed"}),
                 },
             )
-            return
+            if again.rowcount == 1:
+                return
         self._connection.execute(
             self._sql["kill"],
             {

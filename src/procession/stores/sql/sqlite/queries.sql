@@ -281,15 +281,24 @@ DELETE FROM procession_sessions WHERE held <= 0 AND holder IS NULL;
 -- disappearance makes suspects of what a batch may have held; the next narrows it to single runs.
 UPDATE procession_subscriptions
 SET suspect_size = CASE WHEN suspect_size = 0 THEN :suspect_batch ELSE 1 END,
-    suspect_through = coalesce((
+    -- LIMIT takes no column, so the two lengths are two subqueries.
+    suspect_through = coalesce(CASE WHEN suspect_size = 0 THEN (
         SELECT max(id) FROM (
             SELECT id FROM procession_messages
             WHERE id > procession_subscriptions.id << 43
               AND id < (procession_subscriptions.id + 1) << 43
             ORDER BY id
-            LIMIT CASE WHEN suspect_size = 0 THEN :batch_max ELSE :suspect_batch END
+            LIMIT :batch_max
         )
-    ), 0)
+    ) ELSE (
+        SELECT max(id) FROM (
+            SELECT id FROM procession_messages
+            WHERE id > procession_subscriptions.id << 43
+              AND id < (procession_subscriptions.id + 1) << 43
+            ORDER BY id
+            LIMIT :suspect_batch
+        )
+    ) END, 0)
 WHERE consumer = :consumer;
 
 -- name: subscriptions
@@ -361,8 +370,9 @@ ORDER BY due_ms
 LIMIT 1;
 
 -- name: next_retry
--- sessions_held, its first entry.
-SELECT min(retry_at) FROM procession_sessions WHERE subscription = ? AND held > 0;
+-- sessions_held, to the first entry that no other worker owns.
+SELECT min(retry_at) FROM procession_sessions
+WHERE subscription = :subscription AND held > 0 AND (worker IS NULL OR worker = :worker);
 
 -- name: declare
 -- Subscriptions, a row a queue or topic.

@@ -1,0 +1,7 @@
+"""`python -m procession.cli`: the same as the command `procession`."""
+
+import sys
+
+from procession.cli import main
+
+sys.exit(main())

@@ -1,0 +1,31 @@
+"""One worker process of `procession run`: works until its supervisor says stop, or is gone."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from procession.cli import logs
+from procession.cli.target import load
+from procession.runtime.worker import EXIT_REPLACE_ME
+
+
+def work(arguments: Sequence[str]) -> int:
+    """Run the worker; return its exit code."""
+    parser = argparse.ArgumentParser(prog="procession worker")
+    parser.add_argument("target")
+    parser.add_argument("--worker-id")
+    parser.add_argument("--lifeline", type=int)
+    parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-json", action="store_true")
+    options = parser.parse_args(arguments)
+    logs.set_up(options.log_level, as_json=options.log_json)
+    app = load(options.target)
+    worker = app.worker(worker_id=options.worker_id)
+    worker.stop_with_parent(options.lifeline)
+    worker.run()
+    app.close()
+    return 0

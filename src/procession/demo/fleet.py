@@ -1,0 +1,177 @@
+"""The worker processes of the demo: starts them, kills them with SIGKILL, replaces them.
+
+It touches only processes that it started itself, and all of them have ended when `stop` returns.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import IO, Any, Final
+
+WORKER_MODULE = "procession.demo.worker"
+FAILURES_MAX: Final = 5
+STOP_S: Final = 10.0
+
+_READ_BYTES: Final = 65_536
+_ERROR_CHARS: Final = 2_000
+
+
+class FleetError(Exception):
+    """The workers end by themselves, one after another."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A process that was started.
+
+    Attributes:
+        number: for people, from 1.
+        ids: the names of its incarnations as a worker, once it has told them.
+        killed_s: when it was killed, on the monotonic clock.
+    """
+
+    number: int
+    process: subprocess.Popen[bytes]
+    ids: list[str] = field(default_factory=list)
+    killed_s: float | None = None
+    taken_over_s: float | None = None
+
+
+class Fleet:
+    """Keeps a number of workers running.
+
+    Args:
+        database, attempts: passed on to each worker.
+    """
+
+    def __init__(self, database: Path, *, attempts: int) -> None:
+        self._arguments = (str(database), str(os.getpid()), str(attempts))
+        self._running: list[WorkerProcess] = []
+        self.killed: list[WorkerProcess] = []
+        self.failures = 0
+        self.takeovers = 0
+        self._numbers = 0
+        self._rest = b""
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop
+        self._read_end, self._write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+
+    def start(self) -> WorkerProcess:
+        """Start one more worker."""
+        self._numbers += 1
+        process = subprocess.Popen(  # noqa: S603  this interpreter, our own module
+            [sys.executable, "-m", WORKER_MODULE, *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._write_end,
+            stderr=self._errors,
+            process_group=0,  # Ctrl-C is the parent's: it ends the workers itself, in good order
+        )
+        worker = WorkerProcess(self._numbers, process)
+        self._running.append(worker)
+        return worker
+
+    @property
+    def ready(self) -> Sequence[WorkerProcess]:
+        """The workers that have begun to work."""
+        return [worker for worker in self._running if worker.ids]
+
+    def kill(self, random: Random) -> WorkerProcess | None:
+        """Kill one of those that work, drawn at random; None where none does yet."""
+        ready = self.ready
+        if not ready:
+            return None
+        victim = random.choice(ready)
+        victim.process.kill()
+        victim.process.wait()
+        victim.killed_s = time.monotonic()
+        self._running.remove(victim)
+        self.killed.append(victim)
+        return victim
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Return what the workers have told since the last call; replace those that ended.
+
+        Raises:
+            FleetError: too many ended without being killed.
+        """
+        told = self._read()
+        for event in told:
+            self._note(event)
+        for worker in list(self._running):
+            if worker.process.poll() is not None:
+                self._running.remove(worker)
+                self._failed(worker)
+                self.start()
+        return told
+
+    @property
+    def waits_for_takeover(self) -> bool:
+        """Whether a killed worker has not been taken over yet."""
+        return any(worker.taken_over_s is None for worker in self.killed)
+
+    @property
+    def begun(self) -> bool:
+        """Whether any worker has begun to work yet."""
+        return any(worker.ids for worker in (*self._running, *self.killed))
+
+    def worker(self, worker_id: str) -> WorkerProcess | None:
+        """Return the process that works, or worked, under this id."""
+        known = (*self._running, *self.killed)
+        return next((worker for worker in known if worker_id in worker.ids), None)
+
+    def stop(self) -> None:
+        """End all workers, in good order where they let it. Harmless twice."""
+        for worker in self._running:
+            worker.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        try:
+            for worker in self._running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
+        finally:  # also at a second Ctrl-C
+            for worker in self._running:
+                worker.process.kill()
+                worker.process.wait()
+        self._running.clear()
+        for end in (self._read_end, self._write_end):
+            with contextlib.suppress(OSError):
+                os.close(end)
+        self._errors.close()
+
+    def _read(self) -> list[dict[str, Any]]:
+        chunks = [self._rest]
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._read_end, _READ_BYTES):
+                chunks.append(chunk)
+        *lines, self._rest = b"".join(chunks).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "worker.started":
+            for worker in self._running:
+                if worker.process.pid == event["process"]:
+                    worker.ids.append(event["worker"])
+        elif event["event"] == "worker.taken_over":
+            self.takeovers += 1
+            for worker in self.killed:
+                if event["worker"] in worker.ids:
+                    worker.taken_over_s = time.monotonic()
+
+    def _failed(self, worker: WorkerProcess) -> None:
+        self.failures += 1
+        if self.failures < FAILURES_MAX:
+            return
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace")[-_ERROR_CHARS:].strip()
+        raise FleetError(
+            f"{self.failures} workers ended by themselves, the last with exit code "
+            f"{worker.process.returncode}:\n{said}"
+        )

@@ -1,0 +1,1 @@
+"""What tests need: conformance suites for adapters. Nothing here runs in production."""

@@ -1,0 +1,130 @@
+"""An attempt is a run begun alone: counted before it begins, durable, and for its message alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from procession.errors import MessageGone, SessionLost
+from procession.testing.conformance.stage import Stage, StoreHooks
+
+
+class Attempts(StoreHooks):
+    """Lone runs."""
+
+    def test_an_attempt_is_counted_before_its_run_and_for_its_message_alone(
+        self, stage: Stage
+    ) -> None:
+        stage.send("m1", "m2", session="s")
+        stage.send("x1", session="t")
+        stage.send("k1")
+        seen = stage.seen()
+        assert self._counts(stage) == {"m1": 0, "m2": 0, "x1": 0, "k1": 0}
+        worker = stage.worker()
+        lane = stage.lane(worker)
+        assert stage.run(lane.begin_attempt(seen["m1"])) == 1
+        assert seen["m1"].attempts == 1
+        stage.vanish(lane, worker)  # the run never ended
+        assert self._counts(stage) == {"m1": 1, "m2": 0, "x1": 0, "k1": 0}
+
+    def test_each_lone_run_counts_one(self, stage: Stage) -> None:
+        stage.send("m1", session="s")
+        stage.send("k1")
+        lane = stage.lane()
+        for number in (1, 2, 3):
+            for delivery in stage.seen().values():
+                assert stage.run(lane.begin_attempt(delivery)) == number
+                stage.run(lane.begin())
+                fresh = stage.run(lane.fetch_one(delivery.position))
+                assert fresh is not None
+                assert fresh.attempts == number
+                stage.run(lane.rollback())
+            stage.run(lane.close())
+            lane = stage.lane()
+
+    def test_a_lone_run_that_rolled_back_keeps_its_attempt(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        lane = stage.lane()
+        fresh = stage.begin_alone(lane, stage.seen()["m1"])
+        stage.run(lane.flush(stage.alone(fresh, stage.changes([fresh]))))
+        stage.run(lane.rollback())
+        stage.run(lane.close())
+        assert self._counts(stage) == {"m1": 1, "m2": 0}
+
+    def test_an_attempt_at_a_message_that_is_gone_is_refused(self, stage: Stage) -> None:
+        stage.send("m1", session="s")
+        delivery = stage.seen()["m1"]
+        worker = stage.lane()
+        assert stage.work(worker) == ["m1"]
+        lane = stage.lane()
+        with pytest.raises(MessageGone):
+            stage.run(lane.begin_attempt(delivery))
+        stage.run(lane.rollback())
+        stage.run(lane.begin())
+        assert stage.run(lane.fetch_one(delivery.position)) is None
+        stage.run(lane.rollback())
+        assert stage.run(worker.own({b"s"})) == {b"s"}
+
+    def test_an_attempt_in_a_session_of_another_holder_is_refused(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        seen = stage.seen()
+        first, second = stage.lane(), stage.lane()
+        stage.run(first.own({b"s"}))
+        with pytest.raises(SessionLost):
+            stage.run(second.begin_attempt(seen["m1"]))
+        stage.run(second.rollback())
+        stage.run(first.close())
+        assert self._counts(stage) == {"m1": 0, "m2": 0}
+
+    def test_a_message_of_another_holder_is_not_read_again(self, stage: Stage) -> None:
+        stage.send("m1", session="s")
+        position = stage.seen()["m1"].position
+        first, second = stage.lane(), stage.lane()
+        stage.run(first.own({b"s"}))
+        for lane, is_read in ((second, False), (first, True)):
+            stage.run(lane.begin())
+            assert (stage.run(lane.fetch_one(position)) is not None) == is_read
+            stage.run(lane.rollback())
+
+    def test_a_lone_run_keeps_its_session_from_others_and_nothing_else(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        stage.send("k1")
+        stage.send("x1", session="t")
+        stage.send("k2")
+        seen = stage.seen()
+        first, second = stage.lane(), stage.lane()
+        stage.run(first.begin_attempt(seen["m1"]))
+        stage.run(first.begin_attempt(seen["k1"]))
+        assert stage.work(second) == ["x1", "k2"]
+        assert stage.run(second.own({b"s"})) == set()
+
+    def test_the_commit_of_a_lone_run_frees_its_session(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        stage.send("k1")
+        seen = stage.seen()
+        first, second = stage.lane(), stage.lane()
+        for name in ("m1", "k1"):
+            fresh = stage.begin_alone(first, seen[name])
+            stage.effect(first, name)
+            stage.commit(first, stage.alone(fresh, stage.changes([fresh])))
+        assert stage.effects() == ["k1", "m1"]
+        assert stage.status().owned_sessions == 0
+        assert stage.work(second) == ["m2"]
+
+    def test_a_lone_run_whose_worker_was_taken_over_commits_nothing(self, stage: Stage) -> None:
+        stage.send("m1", session="s")
+        stage.send("k1")
+        seen = stage.seen()
+        worker = stage.worker()
+        first, second = stage.lane(worker), stage.lane()
+        for delivery in seen.values():
+            stage.run(first.begin_attempt(delivery))
+        stage.run(stage.workers.take_over(worker, dead=True))
+        with pytest.raises(SessionLost):
+            stage.run(first.begin())
+        stage.run(first.rollback())
+        assert sorted(stage.work(second)) == ["k1", "m1"]
+        assert stage.effects() == []
+
+    @staticmethod
+    def _counts(stage: Stage) -> dict[str, int]:
+        return {name: delivery.attempts for name, delivery in stage.seen().items()}

@@ -1,0 +1,29 @@
+import contextlib
+import sqlite3
+
+import pytest
+
+from procession.stores.sqlite import SqliteStore
+from procession.testing.conformance import StoreSuite
+
+
+class TestSqliteStore(StoreSuite):
+    own_table = "procession_inbox"
+    misuses = (*StoreSuite.misuses, "PRAGMA synchronous = OFF", "ATTACH ':memory:' AS other")
+    ender = "INSERT OR ROLLBACK INTO conformance_effects (name) VALUES ('taken')"
+    slow_statement = """
+        WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000)
+        SELECT count(*) FROM n
+    """
+
+    @pytest.fixture
+    def make_store(self, tmp_path):
+        return lambda: SqliteStore(f"sqlite:///{tmp_path}/store.db?synchronous=off")
+
+    def outside(self, store, statement):
+        with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def make_schema_newer(self, store):
+        self.outside(store, "UPDATE procession_meta SET value = value + 1 WHERE name = 'schema'")
+        return True
