@@ -11,12 +11,14 @@ from bench.failures import failures
 from bench.inbox_size import inbox_size
 from bench.latency import latency
 from bench.measure import Options, Result, show
+from bench.parts import parts
 from bench.sending import send_many
 from bench.w import w, w_shared
 
 BENCHES: dict[str, Callable[[Options], Result]] = {
     "w": w,
     "w-shared": w_shared,
+    "parts": parts,
     "send-many": send_many,
     "latency": latency,
     "backlog": backlog,

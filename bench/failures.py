@@ -1,7 +1,9 @@
-"""`failures`: what failing messages cost the others. Reported, without a goal."""
+"""`failures`: what failing messages cost the others. Reported, without a goal. The records of the
+failures are written as at the default level, but nowhere."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -16,6 +18,8 @@ REJECTED_EVERY = 20
 
 
 def failures(options: Options) -> Result:
+    logging.getLogger("procession").addHandler(logging.NullHandler())
+    logging.getLogger("procession").propagate = False
     sent = messages(options.fewer(MESSAGES, MESSAGES // 2))
     ids = list({one.id: one for one in sent})
     failing, rejected = set(ids[::FAILING_EVERY]), set(ids[::REJECTED_EVERY])

@@ -1,5 +1,5 @@
-"""`inbox-size`: workload W with ten million random keys in the inbox, against an empty one. Minutes,
-so only with --full."""
+"""`inbox-size`: workload W with ten million random keys in the inbox, against none. It takes
+minutes, so it runs only when named or with --full."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`latency`: how long a message takes that comes alone, from the return of its send to the commit of
-its effect.
+"""`latency`: how long a message takes that comes alone, from the return of its send to its commit.
 
 A worker that sleeps looks for work every 10 ms, so the goal is three commits, as the disk takes
 them, and that wait. The raw commits are measured between the sends.

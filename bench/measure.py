@@ -162,8 +162,8 @@ def show(results: Sequence[Result]) -> None:
     ]
     head = ("bench", "what (median)", "value", "goal", "")
     try:
-        from rich.console import Console
-        from rich.table import Table
+        from rich.console import Console  # noqa: PLC0415  an extra
+        from rich.table import Table  # noqa: PLC0415
     except ImportError:
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         for row in [head, *rows]:

@@ -13,7 +13,7 @@ from bench.measure import Timing, quiet
 from bench.sqlite import EFFECT, SHARED_EFFECT, check_rows, connect, make_rows
 from bench.workload import Expected, Paid, Sent
 from procession import App, Context, Event, Instrument, RetryPolicy
-from procession.abc import WorkerRecord
+from procession.abc import Lane, WorkerRecord
 from procession.flows.batch import LaneMemory
 from procession.flows.consume import Consume
 from procession.runtime.clock import HostClock
@@ -100,25 +100,28 @@ class Queued:
         worker.join()
         return timing
 
-    def work_without_thread(self, number: int) -> Timing:
-        """Drive the consume flow from here: what is left is no thread's and no lease's share."""
-        with self._flow() as flow:
+    def work_without_thread(
+        self, number: int, prepare: Callable[[Lane], None] = lambda _: None
+    ) -> Timing:
+        """Drive the consume flow from here: what is left is no thread's and no lease's share.
+        `prepare` gets the lane before."""
+        with self._flow(prepare) as flow:
             quiet()
+            end = self.handled.number + number
             timing = Timing(number)
-            while number > 0:
-                handled = drive(flow.step())
-                assert handled, f"{number} messages are missing"
-                number -= handled
+            while self.handled.number < end:
+                assert drive(flow.step()), f"{end - self.handled.number} messages are missing"
             timing.stop()
         return timing
 
     @contextmanager
-    def _flow(self) -> Iterator[Consume]:
+    def _flow(self, prepare: Callable[[Lane], None]) -> Iterator[Consume]:
         store = self.app.store
         workers = drive(store.workers())
         record = WorkerRecord(id="bench", lease_ms=60_000, host="", process=0, consumers=(QUEUE,))
         drive(workers.register(record))
         lane = drive(store.lane(QUEUE, worker="bench", number=1))
+        prepare(lane)
         memory = LaneMemory(
             settings=self.app.settings,
             clock=HostClock(),

@@ -1,4 +1,4 @@
-"""`send-many`: sends of many messages, against a bare INSERT of the same rows into the same table."""
+"""`send-many`: many messages, against a bare INSERT of the same rows into the same table."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from procession import App, Event, RetryPolicy, Settings
-from procession.abc import WorkerRecord
+from procession.abc import Source, WorkerRecord
 from procession.app.consumers import ConsumerDefinition
 from procession.flows.batch import LaneMemory
 from procession.flows.consume import Consume
@@ -54,7 +54,6 @@ def new_app(folder: Path, **options: Any) -> App:
 
 def sql(app: App, statement: str, parameters: Any = ()) -> list[Any]:
     """Run a statement on the app's file from outside, as another program would."""
-    app.open()
     connection = sqlite3.connect(str(app.database), isolation_level=None, timeout=5)
     try:
         return connection.execute(statement, parameters).fetchall()
@@ -65,6 +64,26 @@ def sql(app: App, statement: str, parameters: Any = ()) -> list[Any]:
 def column(app: App, statement: str, parameters: Any = ()) -> list[Any]:
     """Return the first column of a query."""
     return [row[0] for row in sql(app, statement, parameters)]
+
+
+def foreign(app: App, queue: str = "q", **columns: Any) -> int:
+    """Insert a row into a queue as a program that only knows SQL would; return its position."""
+    app.open()
+    (number,) = column(
+        app, "UPDATE procession_meta SET value = value + 1 WHERE name = 'number' RETURNING value"
+    )
+    (reader,) = column(app, "SELECT id FROM procession_subscriptions WHERE queue = ?", (queue,))
+    row = {
+        "id": (reader << 43) + number,
+        "message_id": b"foreign",
+        "format": 2,
+        "body": b"{}",
+        "sent_ms": 0,
+        **columns,
+    }
+    names, marks = ", ".join(row), ", ".join("?" * len(row))
+    sql(app, f"INSERT INTO procession_messages ({names}) VALUES ({marks})", tuple(row.values()))
+    return row["id"]
 
 
 def ends(app: App, consumer: str = "c") -> dict[str, int]:
@@ -97,7 +116,13 @@ class _Seat:
         self.lane: Any = drive(
             app.store.lane(consumer.name, worker=driver.worker_id, number=number)
         )
-        self.flow = Consume(consumer, self.lane, self.memory, features=app.store.features)
+        self.flow = Consume(
+            consumer,
+            self.lane,
+            self.memory,
+            features=app.store.features,
+            source=driver.source,
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return drive(coroutine) if self.runner is None else self.runner.run(coroutine)
@@ -110,11 +135,16 @@ class _Seat:
 
 
 class Driver:
-    """A registered worker with one lane a consumer, stepped by hand."""
+    """A registered worker with one lane a consumer, stepped by hand.
 
-    def __init__(self, app: App, *, lease_ms: int = 30_000) -> None:
+    Args:
+        source: a broker's queue, for an app with one consumer.
+    """
+
+    def __init__(self, app: App, *, lease_ms: int = 30_000, source: Source | None = None) -> None:
         app.open()
         self.app = app
+        self.source = source
         self.worker_id = new_id()
         self.workers = drive(app.store.workers())
         drive(

@@ -10,8 +10,12 @@ Example:
 
 from procession.app import App, ConsumerDefinition
 from procession.config import RetryPolicy, Settings
+from procession.core.inbox import Verdict
 from procession.errors import (
     ConfigurationError,
+    Conflict,
+    KeyDead,
+    KeyWaits,
     MessageError,
     OperatorError,
     ProcessionError,
@@ -22,6 +26,7 @@ from procession.errors import (
     TransientError,
 )
 from procession.flows.context import Context
+from procession.library import Inbox, Outbox
 from procession.message import Message
 from procession.outcome import Cause, End, Reject, Retry, Standing
 from procession.telemetry import Event, Instrument
@@ -32,14 +37,19 @@ __all__ = [
     "App",
     "Cause",
     "ConfigurationError",
+    "Conflict",
     "ConsumerDefinition",
     "Context",
     "End",
     "Event",
+    "Inbox",
     "Instrument",
+    "KeyDead",
+    "KeyWaits",
     "Message",
     "MessageError",
     "OperatorError",
+    "Outbox",
     "ProcessionError",
     "Reason",
     "Reject",
@@ -51,4 +61,5 @@ __all__ = [
     "StoreUnavailable",
     "TransactionMisuse",
     "TransientError",
+    "Verdict",
 ]

@@ -1,4 +1,4 @@
-"""Every limit and default, in one place, checked when it is made. Reads nothing, does nothing.
+"""Every limit and default, in one place, checked when it is made. Does nothing by itself.
 
 Durations are in milliseconds and say so in their names. `docs/defaults.md` gives the reason of
 each default.
@@ -6,13 +6,16 @@ each default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from procession.errors import ConfigurationError
 
-
 ATTEMPTS_LIMIT = 1_000
+ENVIRONMENT_PREFIX = "PROCESSION_"
+# Variables of the same prefix that mean something else: the command line's target, the store.
+NOT_SETTINGS = frozenset({"app", "store"})
 
 
 def refuse(faults: Iterable[str], what: str) -> None:
@@ -94,6 +97,43 @@ class Settings:
     error_chars_max: int = 2_000
     retention_ms: int = 7 * 24 * 3_600_000
     resend_horizon_ms: int = 7 * 24 * 3_600_000
+
+    @staticmethod
+    def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
+        """Return settings with what `PROCESSION_<FIELD>` variables say, such as
+        `PROCESSION_LEASE_MS=10000`; the rest have their defaults.
+
+        Args:
+            environment: instead of the process's own.
+
+        Raises:
+            ConfigurationError: a value is no whole number, a variable is no setting, or settings
+                contradict each other; all faults at once.
+
+        Example:
+            >>> Settings.from_environment({"PROCESSION_BATCH_MAX": "100"}).batch_max
+            100
+        """
+        found = os.environ if environment is None else environment
+        known = {field.name for field in fields(Settings)}
+        values: dict[str, int] = {}
+        faults = []
+        for variable, text in sorted(found.items()):
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            if not variable.startswith(ENVIRONMENT_PREFIX) or name in NOT_SETTINGS:
+                continue
+            if name not in known:
+                faults.append(f"{variable} is no setting (they are: {', '.join(sorted(known))})")
+            elif not text.strip().isdigit():
+                faults.append(f"{variable}={text!r} is no whole number")
+            else:
+                values[name] = int(text)
+        try:
+            settings = Settings(**values)
+        except ConfigurationError as error:
+            raise ConfigurationError("; ".join([*faults, str(error)])) from None
+        refuse(faults, "environment")
+        return settings
 
     def __post_init__(self) -> None:
         if self.renew_ms == 0:

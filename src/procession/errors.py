@@ -51,6 +51,17 @@ class MessageError(ProcessionError):
         self.detail = detail
 
 
+class Conflict(MessageError):
+    """The key took effect, or is known, with another payload; nothing of this one took effect."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Reason.CONFLICT, detail)
+
+
+class KeyDead(ProcessionError):
+    """The key's message is a dead letter: only an operator's replay runs it."""
+
+
 class TransientError(ProcessionError):
     """It may work a moment later. Costs no attempt."""
 
@@ -61,6 +72,10 @@ class StoreUnavailable(TransientError):
 
 class Contention(TransientError):
     """Another transaction was in the way; the batch was rolled back and runs again."""
+
+
+class KeyWaits(TransientError):
+    """The key's message is held for another run, or in progress elsewhere: no effect yet."""
 
 
 class SessionLost(ProcessionError):

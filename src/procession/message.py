@@ -211,7 +211,11 @@ class Delivery:
         if raw is None:
             return NO_HEADERS
         if isinstance(raw, str):
-            raw = self.raw_headers = json.loads(raw)
+            found = json.loads(raw)
+            if not isinstance(found, dict):
+                msg = f"headers of message {self.message_id!r} are no JSON object: {raw[:100]!r}"
+                raise ValueError(msg)  # noqa: TRY004  as of text that is no JSON at all
+            raw = self.raw_headers = found
         return raw
 
 

@@ -1,8 +1,6 @@
 import contextlib
 import sqlite3
 
-import pytest
-
 from procession.stores.sqlite import SqliteStore
 from procession.testing.conformance import StoreSuite
 
@@ -16,9 +14,8 @@ class TestSqliteStore(StoreSuite):
         SELECT count(*) FROM n
     """
 
-    @pytest.fixture
-    def make_store(self, tmp_path):
-        return lambda: SqliteStore(f"sqlite:///{tmp_path}/store.db?synchronous=off")
+    def place(self, folder):
+        return lambda: SqliteStore(f"sqlite:///{folder}/store.db?synchronous=off")
 
     def outside(self, store, statement):
         with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:

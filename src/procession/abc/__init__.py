@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from procession.abc.changes import Changes, DeadLetter, Entry, Hold
 from procession.abc.records import (
@@ -372,6 +372,10 @@ class Store(Protocol):
 
     async def inbox(self, consumer: str, key: bytes) -> InboxRow | None: ...
 
+    async def skip_waits(self) -> int:
+        """Make every retry and scheduled message due now; return how many waited."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -393,8 +397,7 @@ class Publisher(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What became of a published message.
 
     Attributes:

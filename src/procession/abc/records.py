@@ -122,6 +122,8 @@ class ConsumerStatus:
 
     Attributes:
         waiting: messages that may run now; `scheduled`: not due yet; `held`: behind a retry.
+        head_age_ms: how long ago the oldest of those that wait or are held was sent; None where
+            there is none.
         counts: (end, cause or "") to number, since the store was made.
     """
 
@@ -135,3 +137,4 @@ class ConsumerStatus:
     dead_letters: int
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     reruns: int = 0
+    head_age_ms: int | None = None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from procession.abc import (
     ConsumerStatus,
@@ -20,8 +22,12 @@ from procession.abc import (
     Store,
     Topology,
 )
-from procession.app.consumers import ConsumerDefinition, Handler, Validator
-from procession.app.queues import Queue, Queues, check_name
+from procession.app.consumers import ConsumerDefinition, Validator
+from procession.app.handlers import Handler
+from procession.app.middleware import Middleware
+from procession.app.middleware.chain import check_middleware
+from procession.app.queues import Queue, Queues, SendHook, check_name
+from procession.app.resources import Factory, Resources
 from procession.codecs.json import JsonCodec
 from procession.config import RetryPolicy, Settings
 from procession.core.keys import KeySpec
@@ -35,6 +41,7 @@ from procession.stores.sqlite import SqliteStore
 from procession.telemetry import Event, Instrument, Instruments, LogInstrument
 
 SEND_CHUNK = 1_000
+STORE_VARIABLE = "PROCESSION_STORE"
 AlertHook = Callable[[Mapping[str, Any]], object]
 
 
@@ -43,12 +50,16 @@ class App:
 
     Args:
         name: for logs and status.
-        store: where everything is kept: `sqlite:///orders.db`, or `memory://` for tests.
-        settings: limits and durations.
+        store: where everything is kept: `sqlite:///orders.db`, or `memory://` for tests. By
+            default what the environment variable `PROCESSION_STORE` says.
+        settings: limits and durations; by default what `PROCESSION_…` variables say.
         retry: the retry policy of consumers that name none.
         migrate: `auto` brings the schema up to date at start, `check` refuses to start instead.
         table_prefix: of the tables' names.
         instruments: receive every event, beside the log.
+
+    Attributes:
+        instruments: those; more may be added until the app runs.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -63,7 +74,7 @@ class App:
         self,
         name: str,
         *,
-        store: str,
+        store: str | None = None,
         settings: Settings | None = None,
         retry: RetryPolicy | None = None,
         migrate: Literal["auto", "check"] = "auto",
@@ -73,18 +84,27 @@ class App:
         self.name = check_name(name, "app")
         if migrate not in ("auto", "check"):
             raise ConfigurationError(f"migrate={migrate!r}: it is 'auto' or 'check'")
-        self.settings = settings or Settings()
+        self.settings = settings or Settings.from_environment()
+        store = store or os.environ.get(STORE_VARIABLE)
+        if not store:
+            raise ConfigurationError(
+                f"app {name!r} has no store: pass store='sqlite:///file.db', or set the "
+                f"environment variable {STORE_VARIABLE}"
+            )
         self.store_url = store
         self._table_prefix = table_prefix
         self._migrate: Literal["auto", "check"] = migrate
         self._retry = retry or RetryPolicy()
-        self._instruments = tuple(instruments)
+        self.instruments = list(instruments)
         self._alert_hooks: list[AlertHook] = []
+        self._middlewares: list[Middleware] = []
+        self._resources = Resources()
         self._queues = Queues(self.settings)
         self._consumers: dict[str, ConsumerDefinition] = {}
         self._store = self._make_store(store)
         self._publisher: Publisher | None = None
         self._is_open = False
+        self._running: Worker | None = None
         self._lock = threading.RLock()
 
     # Declarations.
@@ -225,11 +245,85 @@ class App:
 
         return register
 
+    def middleware(self, function: Middleware) -> Middleware:
+        """Put code around every handler; the first registered is the outermost.
+
+        Raises:
+            ConfigurationError: it is no generator function.
+
+        Example:
+            >>> app = App("doc", store="memory://")
+            >>> @app.middleware
+            ... def announce(payload, ctx):
+            ...     print("before")
+            ...     yield
+            ...     print("after")
+        """
+        self._middlewares.append(check_middleware(function))
+        return function
+
+    def resource(self, factory: Factory) -> Factory:
+        """Share what a function makes with all handlers, for the life of a worker.
+
+        A handler gets it by annotating a parameter with its class. A generator function cleans up
+        behind its `yield`, in a `finally` if it must happen after a failure, too.
+
+        Raises:
+            ConfigurationError: its return annotation names no class, or one that is taken.
+
+        Example:
+            >>> app = App("doc", store="memory://")
+            >>> class Rates(dict): ...
+            >>> @app.resource
+            ... def rates() -> Rates:
+            ...     return Rates(EUR=1.17)
+            >>> @app.consumer("orders", name="orders")
+            ... def order(payload: dict, rates: Rates) -> None: ...
+        """
+        self._resources.add(factory)
+        return factory
+
+    def lifespan(self, hook: Callable[[], Generator[None]]) -> Callable[[], Generator[None]]:
+        """Run code when a worker starts (before the `yield`) and when it has stopped (behind it).
+
+        Raises:
+            ConfigurationError: it is no generator function.
+        """
+        self._resources.add_hook(hook)
+        return hook
+
+    @contextmanager
+    def ready_handlers(self) -> Generator[None]:
+        """Open the resources and put the middlewares in place for the block."""
+        self._resources.open()
+        try:
+            for consumer in self._consumers.values():
+                consumer.bind(self._middlewares, self._resources)
+            yield
+        finally:
+            self._resources.close()
+
     def on_alert(self, hook: AlertHook) -> AlertHook:
         """Call a function with the fields of each alert, after the commit that caused it. What it
         raises is logged and dropped.
         """
         self._alert_hooks.append(hook)
+        return hook
+
+    def on_send(self, hook: SendHook) -> SendHook:
+        """Give headers to every message that this app and its handlers send: the hook is called at
+        each send and returns some, or none. Headers that the send names itself win.
+
+        A message with headers takes longer to store than one without. What the hook raises, the
+        send raises.
+
+        Example:
+            >>> app = App("doc", store="memory://")
+            >>> @app.on_send
+            ... def origin() -> dict[str, str]:
+            ...     return {"origin": "shop"}
+        """
+        self._queues.send_hooks.append(hook)
         return hook
 
     # Sending.
@@ -320,7 +414,7 @@ class App:
     @property
     def instrument(self) -> Instrument:
         """All instruments as one."""
-        return Instruments(LogInstrument(), *self._instruments, _AlertHooks(self._alert_hooks))
+        return Instruments(LogInstrument(), *self.instruments, _AlertHooks(self._alert_hooks))
 
     def open(self) -> None:
         """Open the store, bring its schema up to date and declare queues and consumers. Harmless
@@ -366,11 +460,40 @@ class App:
             settings=self.settings,
             instrument=self.instrument,
             worker_id=worker_id,
+            lifespan=self.ready_handlers,
         )
 
     def run(self) -> None:
         """Work in this process until SIGTERM or SIGINT, then stop in good order."""
         self.worker().run()
+
+    def __enter__(self) -> Self:
+        """Work on threads of this process while the block runs, beside the program's own code."""
+        self._running = self.worker()
+        self._running.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop in good order: finish the running batches, commit, release."""
+        worker, self._running = self._running, None
+        if worker is not None:
+            worker.stop()
+            worker.join()
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """As `with app:`, for an asyncio program: its loop is not blocked by start and stop."""
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(self, *exception: object) -> None:
+        """As the end of `with app:`."""
+        await asyncio.to_thread(self.__exit__, *exception)
+
+    def health(self) -> Mapping[str, Any]:
+        """Return the health of the worker that `with app:` runs; see `Worker.health`."""
+        if self._running is None:
+            return {"live": False, "ready": False, "lanes": []}
+        return self._running.health()
 
     # Looking.
 
@@ -490,6 +613,29 @@ class App:
         if self._publisher is None:
             self._publisher = drive(self._store.publisher())
         return self._publisher
+
+    @contextmanager
+    def with_store(self, store: Store) -> Generator[None]:
+        """Use another store inside the block; for tests.
+
+        Raises:
+            ConfigurationError: the app's own store is open.
+        """
+        if self._is_open:
+            raise ConfigurationError("the app's store is open: close() it before a test")
+        self._store, own = store, self._store
+        try:
+            yield
+        finally:
+            self.close()
+            self._store = own
+
+    def skip_waits(self) -> int:
+        """Make every retry and scheduled message due now; return how many there were. For tests:
+        it breaks the promise of a delay, never that of an order."""
+        self.open()
+        with self._lock:
+            return drive(self._store.skip_waits())
 
     def _make_store(self, url: str) -> Store:
         scheme = str(url).split(":", 1)[0]

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from procession.app.handlers import Handler, HandlerCall
+from procession.app.middleware import Middleware
 from procession.app.queues import Queue, Queues, check_name
-from procession.codecs.json import JsonCodec
+from procession.app.resources import Resources
 from procession.config import RetryPolicy, refuse
 from procession.core.fingerprints import fingerprint, fingerprint_of_fields
 from procession.core.keys import key_policy
 from procession.errors import ConfigurationError, MessageError, Reason
 from procession.flows.batch import Invoke
-from procession.flows.context import Context
 from procession.message import BodyFormat, Delivery
 
-Handler = Callable[..., Any]
 Validator = Callable[[Any], object]
 BY_ID = key_policy(None)
 POISON_COMING = ("park", "block")
-
-
-class HandlerCall:
-    """One handler: calls it with what it takes; implements `procession.flows.batch.Invoke`."""
-
-    __slots__ = ("_function", "_takes_context", "decode", "is_async", "payload_type")
-
-    def __init__(self, function: Handler, what: str) -> None:
-        self._function = function
-        self.is_async = inspect.iscoroutinefunction(function)
-        self.payload_type, self._takes_context = _signature(function, what)
-        self.decode = JsonCodec().decoder(self.payload_type)
-
-    def __call__(self, payload: Any, context: Context, /) -> Any:
-        if self._takes_context:
-            return self._function(payload, context)
-        return self._function(payload)
 
 
 class ConsumerDefinition:
@@ -149,6 +130,11 @@ class ConsumerDefinition:
         self._handlers[type_name] = handler
         self._only = handler if len(self._handlers) == 1 else None
 
+    def bind(self, middlewares: Sequence[Middleware], resources: Resources) -> None:
+        """Make the handlers ready to run; see `HandlerCall.bind`."""
+        for handler in self._handlers.values():
+            handler.bind(middlewares, resources)
+
     def key_of(self, delivery: Delivery) -> bytes:
         """See `flows.batch.Consumer.key_of`."""
         policy = self.queue.key or BY_ID
@@ -172,7 +158,7 @@ class ConsumerDefinition:
         """See `flows.batch.Consumer.read`."""
         handler = self._handlers.get(delivery.type)
         if handler is None:
-            handler = self._handler_for(delivery)
+            handler = self._handler_for(delivery.type)
         try:
             payload = handler.decode(delivery.body)
         except MessageError:
@@ -186,17 +172,26 @@ class ConsumerDefinition:
             self._validate(payload, delivery)
         return handler, payload
 
-    def _handler_for(self, delivery: Delivery) -> HandlerCall:
+    def decode(self, type_: str, body: bytes) -> Any:
+        """Return a body as its handler's payload, before any validator: for tools that apply the
+        queue's rules to it.
+
+        Raises:
+            MessageError: no handler takes the type, or the body is not of it.
+        """
+        return (self._handlers.get(type_) or self._handler_for(type_)).decode(body)
+
+    def _handler_for(self, type_: str) -> HandlerCall:
         """Choose for a type without a handler of its own."""
         untyped = self._handlers.get("")
         if untyped is not None:
             return untyped
-        if not delivery.type and self._only is not None:
+        if not type_ and self._only is not None:
             return self._only
         known = ", ".join(sorted(self._handlers))
         raise MessageError(
             Reason.UNKNOWN_TYPE,
-            f"consumer {self.name!r} has no handler for message type {delivery.type!r} (it has: "
+            f"consumer {self.name!r} has no handler for message type {type_!r} (it has: "
             f"{known}): add one with @consumer.on, or discard the message",
         )
 
@@ -231,34 +226,6 @@ class ConsumerDefinition:
                 f"session key does not fit: the message came in session {session!r}, its payload "
                 f"belongs to {expected!r}; the producer set a wrong key",
             )
-
-
-def _signature(function: Handler, what: str) -> tuple[Any, bool]:
-    """Return the payload type and whether the handler takes a context."""
-    if not callable(function):
-        raise ConfigurationError(f"{what} is not callable")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigurationError(f"{what} is a generator: write a plain or an async function")
-    parameters = list(inspect.signature(function).parameters.values())
-    required = [
-        parameter
-        for parameter in parameters
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    if not 1 <= len(required) <= 2 or any(  # noqa: PLR2004
-        parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        for parameter in parameters
-    ):
-        raise ConfigurationError(f"{what} must take (payload) or (payload, context)")
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception as error:
-        raise ConfigurationError(f"{what}: its annotations cannot be read: {error}") from error
-    payload_type = hints.get(required[0].name, Any)
-    if payload_type is Context:
-        raise ConfigurationError(f"{what}: the payload comes first, then the context")
-    return payload_type, len(required) == 2  # noqa: PLR2004
 
 
 def _name(function: Callable[..., object]) -> str:

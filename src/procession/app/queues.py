@@ -6,7 +6,7 @@ A rule stands on the queue and holds for whoever sends and whoever consumes; a c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from procession.errors import ConfigurationError, MessageError, Reason
 from procession.message import NO_HEADERS, BodyFormat, Outgoing, new_id
 
 NAME_CHARS_MAX = 200
+SendHook = Callable[[], Mapping[str, str]]
 
 
 def check_name(name: object, what: str) -> str:
@@ -47,6 +48,7 @@ class Queue:
     ) -> None:
         self.name = name
         self.kind = kind
+        self.id_what = f"message id for {name!r}"
         self.duplicate_window_ms = duplicate_window_ms
         self.session: KeyPolicy | None = None
         self.key: KeyPolicy | None = None
@@ -79,9 +81,14 @@ class Queue:
 
 
 class Queues:
-    """All queues of an app, and the types of its messages."""
+    """All queues of an app, and the types of its messages.
+
+    Attributes:
+        send_hooks: each returns headers for the message that is being made.
+    """
 
     def __init__(self, settings: Settings) -> None:
+        self.send_hooks: list[SendHook] = []
         self._queues: dict[str, Queue] = {}
         self._type_names: dict[type, str] = {}
         self._codec = JsonCodec()
@@ -173,15 +180,12 @@ class Queues:
                 or not what the queue's rule says.
         """
         queue = self._queues.get(target) or self.get(target)
+        if self.send_hooks:
+            headers = self._with_hooks(headers or NO_HEADERS)
         if message_id is None:
             key = new_id().encode()
         else:
             key = encode_key(message_id, what=queue.id_what, reason=Reason.BAD_KEY)
-        session_key = None
-        if session is not None:
-            session_key = self._given(queue, payload, key, session, headers)
-        elif queue.session is not None:
-            session_key = queue.session.key(payload, key, headers or NO_HEADERS)
         kind = type(payload)
         if kind is bytes:
             body, body_format = payload, int(BodyFormat.RAW)
@@ -193,6 +197,11 @@ class Queues:
                 f"message {message_id or ''!r} for {target!r} has {len(body)} bytes, the limit is "
                 f"{self._settings.payload_max} (settings.payload_max): send a reference instead",
             )
+        session_key = None
+        if queue.session is not None:
+            session_key = queue.session.key(payload, key, headers or NO_HEADERS)
+        if session is not None:
+            session_key = _given(queue, session, session_key)
         outgoing = Outgoing(
             target,
             key,
@@ -205,29 +214,24 @@ class Queues:
             _add_options(outgoing, after=after, due=due, expires=expires, headers=headers)
         return outgoing
 
-    def _session(
-        self,
-        queue: Queue,
-        payload: Any,
-        message_id: bytes,
-        session: str | None,
-        headers: Mapping[str, str] | None,
-    ) -> bytes | None:
-        given = None
-        if session is not None:
-            given = encode_key(
-                session, what=f"session for {queue.name!r}", reason=Reason.BAD_SESSION
-            )
-        if queue.session is None:
-            return given
-        ruled = queue.session.key(payload, message_id, headers or NO_HEADERS)
-        if given is not None and given != ruled:
-            raise MessageError(
-                Reason.SESSION_MISMATCH,
-                f"session {session!r} was given for {queue.name!r}, but its rule "
-                f"({queue.session.description}) yields {ruled.decode()!r}",
-            )
-        return ruled
+    def _with_hooks(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        headers: dict[str, str] = {}
+        for hook in self.send_hooks:
+            headers.update(hook())
+        headers.update(given)
+        return headers
+
+
+def _given(queue: Queue, session: str, ruled: bytes | None) -> bytes:
+    """Return a session that the sender named; where the queue has a rule, the two must agree."""
+    given = encode_key(session, what=f"session for {queue.name!r}", reason=Reason.BAD_SESSION)
+    if queue.session is not None and given != ruled:
+        raise MessageError(
+            Reason.SESSION_MISMATCH,
+            f"session {session!r} was given for {queue.name!r}, but its rule "
+            f"({queue.session.description}) yields {(ruled or b'').decode()!r}",
+        )
+    return given
 
 
 def _add_options(

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_REFUSED
     except ProcessionError as error:
         complain(str(error))
-        return _code(error)
+        return exit_code(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
@@ -57,11 +57,11 @@ def _run(arguments: list[str]) -> int:
     try:
         from procession.cli.commands import commands  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        package = str(error.name).partition(".")[0]
+        if package not in ("typer", "rich"):
             raise
         raise ConfigurationError(
-            f"the commands need {error.name}, which is not installed: "
-            "pip install 'procession[cli]'"
+            f"the commands need {package}, which is not installed: pip install 'procession[cli]'"
         ) from error
     try:
         commands(arguments, prog_name="procession")
@@ -70,7 +70,8 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _code(error: ProcessionError) -> int:
+def exit_code(error: ProcessionError) -> int:
+    """Return what a script is told of an error."""
     match error:
         case ConfigurationError():
             return EXIT_CONFIGURATION

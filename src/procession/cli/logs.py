@@ -34,6 +34,22 @@ def _moment(record: logging.LogRecord) -> datetime:
     return datetime.fromtimestamp(record.created, UTC)
 
 
+def _plain(value: Any) -> Any:
+    """Return a field's value as JSON has it: keys are text, several parts joined by `/`."""
+    match value:
+        case dict():
+            return {_key(key): _plain(member) for key, member in value.items()}
+        case list() | tuple():
+            return [_plain(member) for member in value]
+        case _:
+            return value
+
+
+def _key(key: object) -> str:
+    parts = key if isinstance(key, tuple) else (key,)
+    return "/".join(str(part) for part in parts if part is not None)
+
+
 class Lines(logging.Formatter):
     """One line a record, and a traceback below it."""
 
@@ -60,7 +76,7 @@ class JsonLines(logging.Formatter):
         }
         fields = getattr(record, "procession", None)
         if isinstance(fields, dict) and isinstance(record.args, tuple) and record.args:
-            document |= {"event": str(record.args[0]), "fields": fields}
+            document |= {"event": str(record.args[0]), "fields": _plain(fields)}
         else:
             document["message"] = record.getMessage()
         if record.exc_info:

@@ -55,7 +55,7 @@ def load(target: str) -> App:
 
     Raises:
         ConfigurationError: the target is not written `module:app`, the module cannot be imported,
-            or there is no `App` under that name.
+            there is no `App` under that name, or its store dies with each process.
     """
     name, _, path = target.partition(":")
     if not _SHAPE.fullmatch(target):
@@ -75,7 +75,12 @@ def load(target: str) -> App:
     for part in path.split("."):
         found = getattr(found, part, None)
     if isinstance(found, App):
-        return found
+        if found.store.features.durable:
+            return found
+        raise ConfigurationError(
+            f"{target!r} keeps its messages in the memory of one process, where no command finds "
+            "them: give it a store on disk, as in store='sqlite:///orders.db'"
+        )
     known = sorted(other for other, value in vars(module).items() if isinstance(value, App))
     has = f"it has {', '.join(f'{name}:{other}' for other in known)}" if known else "it has no App"
     is_ = "there is none" if found is None else f"it is a {type(found).__name__}"
@@ -104,13 +109,16 @@ def _import(name: str) -> ModuleType:
             'runs under if __name__ == "__main__":'
         ) from error
     except Exception as error:
+        text = error.msg if isinstance(error, SyntaxError) else error
         raise ConfigurationError(
-            f"module {name!r} cannot be imported: {type(error).__name__}: {error} ({_place(error)})"
+            f"module {name!r} cannot be imported: {type(error).__name__}: {text} ({_place(error)})"
         ) from error
 
 
 def _place(error: BaseException) -> str:
     """Return where it was raised: the deepest line of the user's own code, if there is one."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}"
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -119,5 +127,7 @@ def _place(error: BaseException) -> str:
     ours = str(Path(__file__).parent.parent)
     installed = [str(Path(sys.prefix)), str(Path(sys.base_prefix)), ours]
     own = [f for f in frames if not any(f.filename.startswith(folder) for folder in installed)]
-    at = (own or frames or [None])[-1]
-    return "no line is known" if at is None else f"{at.filename}, line {at.lineno}"
+    if not frames:
+        return "no line is known"
+    at = (own or frames)[-1]
+    return f"{at.filename}, line {at.lineno}"

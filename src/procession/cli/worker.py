@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from procession.cli import logs
+from procession.cli import exit_code, logs
 from procession.cli.target import load
-from procession.runtime.worker import EXIT_REPLACE_ME
+from procession.errors import ProcessionError
 
 
 def work(arguments: Sequence[str]) -> int:
@@ -23,9 +23,24 @@ def work(arguments: Sequence[str]) -> int:
     parser.add_argument("--log-json", action="store_true")
     options = parser.parse_args(arguments)
     logs.set_up(options.log_level, as_json=options.log_json)
+    try:
+        return _work(options)
+    except ProcessionError as error:
+        # In the log, whose every line may have to be JSON.
+        logging.getLogger("procession").critical("the worker cannot work: %s", error)
+        return exit_code(error)
+
+
+def _work(options: argparse.Namespace) -> int:
     app = load(options.target)
     worker = app.worker(worker_id=options.worker_id)
     worker.stop_with_parent(options.lifeline)
-    worker.run()
+    try:
+        worker.run()
+    except SystemExit:
+        # Python waits at its end for threads, and those of the hung handlers never end.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(worker.exit_code)
     app.close()
     return 0

@@ -5,6 +5,7 @@ not come to its end, with 2 where it was asked for something that cannot be done
 """
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -50,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         import rich  # noqa: F401, PLC0415  an extra: where it is missing, that is said in words
     except ImportError:
         return _refuse("the demo needs rich: pip install 'procession[cli]'")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a narrow encoding lacks is told by its number, not by a traceback.
+        sys.stdout.reconfigure(errors="backslashreplace")
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(arguments)

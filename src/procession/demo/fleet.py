@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import IO, Any, Final
 
+from procession import Event
+
 WORKER_MODULE = "procession.demo.worker"
 FAILURES_MAX: Final = 5
 STOP_S: Final = 10.0
@@ -36,13 +38,14 @@ class WorkerProcess:
         number: for people, from 1.
         ids: the names of its incarnations as a worker, once it has told them.
         killed_s: when it was killed, on the monotonic clock.
+        taken_over: after that its lease has ended and another worker has freed what it held.
     """
 
     number: int
     process: subprocess.Popen[bytes]
     ids: list[str] = field(default_factory=list)
     killed_s: float | None = None
-    taken_over_s: float | None = None
+    taken_over: bool = False
 
 
 class Fleet:
@@ -50,6 +53,10 @@ class Fleet:
 
     Args:
         database, attempts: passed on to each worker.
+
+    Attributes:
+        killed: those that were killed here, in order.
+        failures: how many ended by themselves.
     """
 
     def __init__(self, database: Path, *, attempts: int) -> None:
@@ -57,12 +64,14 @@ class Fleet:
         self._running: list[WorkerProcess] = []
         self.killed: list[WorkerProcess] = []
         self.failures = 0
-        self.takeovers = 0
         self._numbers = 0
         self._rest = b""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed by stop
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        # As files, because a file may be closed twice: a number may be another file's by then.
+        self._told = os.fdopen(read_end, "rb", buffering=0)
+        self._tell = os.fdopen(write_end, "wb", buffering=0)
 
     def start(self) -> WorkerProcess:
         """Start one more worker."""
@@ -70,7 +79,7 @@ class Fleet:
         process = subprocess.Popen(  # noqa: S603  this interpreter, our own module
             [sys.executable, "-m", WORKER_MODULE, *self._arguments],
             stdin=subprocess.DEVNULL,
-            stdout=self._write_end,
+            stdout=self._tell,
             stderr=self._errors,
             process_group=0,  # Ctrl-C is the parent's: it ends the workers itself, in good order
         )
@@ -113,19 +122,9 @@ class Fleet:
         return told
 
     @property
-    def waits_for_takeover(self) -> bool:
-        """Whether a killed worker has not been taken over yet."""
-        return any(worker.taken_over_s is None for worker in self.killed)
-
-    @property
     def begun(self) -> bool:
         """Whether any worker has begun to work yet."""
         return any(worker.ids for worker in (*self._running, *self.killed))
-
-    def worker(self, worker_id: str) -> WorkerProcess | None:
-        """Return the process that works, or worked, under this id."""
-        known = (*self._running, *self.killed)
-        return next((worker for worker in known if worker_id in worker.ids), None)
 
     def stop(self) -> None:
         """End all workers, in good order where they let it. Harmless twice."""
@@ -141,29 +140,21 @@ class Fleet:
                 worker.process.kill()
                 worker.process.wait()
         self._running.clear()
-        for end in (self._read_end, self._write_end):
-            with contextlib.suppress(OSError):
-                os.close(end)
-        self._errors.close()
+        for file in (self._told, self._tell, self._errors):
+            file.close()
 
     def _read(self) -> list[dict[str, Any]]:
-        chunks = [self._rest]
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._read_end, _READ_BYTES):
-                chunks.append(chunk)
-        *lines, self._rest = b"".join(chunks).split(b"\n")
+        text = self._rest
+        while chunk := self._told.read(_READ_BYTES):  # None where nothing waits
+            text += chunk
+        *lines, self._rest = text.split(b"\n")
         return [json.loads(line) for line in lines]
 
     def _note(self, event: dict[str, Any]) -> None:
-        if event["event"] == "worker.started":
+        if event["event"] == Event.WORKER_STARTED:
             for worker in self._running:
                 if worker.process.pid == event["process"]:
                     worker.ids.append(event["worker"])
-        elif event["event"] == "worker.taken_over":
-            self.takeovers += 1
-            for worker in self.killed:
-                if event["worker"] in worker.ids:
-                    worker.taken_over_s = time.monotonic()
 
     def _failed(self, worker: WorkerProcess) -> None:
         self.failures += 1

@@ -106,7 +106,10 @@ class Producer:
                 sent = damage(text, plan.damaged.line_number, plan.damaged_quantity)
             for _ in range(1 + (name in plan.twice)):
                 self._app.send("ledger", LedgerText(name, sent), message_id=name)
-        self._say(f"sent {counted(len(texts), 'ledger')} in order of date, every third twice")
+        self._say(
+            f"sent {counted(len(texts), 'ledger')} in order of date, "
+            f"every third of them twice ({len(plan.twice)})"
+        )
         if plan.damaged is not None:
             self._say(
                 f"a bad wire damaged line {line_id(plan.damaged)} (order "

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -169,7 +168,9 @@ def one_end_each(consumers: Mapping[str, ConsumerNumbers]) -> check.Check:
 
 def show(result: Result, console: Console) -> None:
     """Print the result: the numbers, the rates, each check, and every difference."""
+    console.print()
     console.print(_numbers(result.consumers))
+    console.print()
     for text in _sentences(result):
         console.print(text)
     console.print()
@@ -179,10 +180,11 @@ def show(result: Result, console: Console) -> None:
 
 
 def _numbers(consumers: Mapping[str, ConsumerNumbers]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    # Without lines, for a narrow terminal; a number that is too wide all the same is never cut.
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("messages", no_wrap=True)
     for name in consumers:
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(name, justify="right", overflow="fold")
     every = list(consumers.values())
 
     def row(label: str, values: list[int]) -> None:

@@ -5,15 +5,16 @@ in it, the workers stop by themselves, and the database holds what was committed
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from textwrap import shorten
-from typing import Any, Final
+from typing import Final
 
-from procession import App, Event
-from procession.abc import ConsumerStatus
+from procession import App, End, Event
+from procession.abc import ConsumerStatus, DeadLetterFilter
 from procession.demo import check
 from procession.demo.app import (
     ATTEMPTS,
@@ -29,6 +30,7 @@ from procession.demo.hostile import Plan, plan_hostility
 from procession.demo.producer import Books, Producer, counted
 from procession.demo.report import Result, Stage, numbers_of, one_end_each
 from procession.demo.voice import Voice
+from procession.runtime.drive import drive
 
 TICK_S: Final = 0.05
 # The longest that anything waits is a lease and a retry: what is slower has stopped.
@@ -69,9 +71,11 @@ def run(options: Options, voice: Voice) -> Result:
         raise ValueError(f"{options.database}: give the database's file a plainer name")
     books.check(app)
     make_tables(options.database)
-    fleet = Fleet(options.database, attempts=attempts)
-    try:
+    with ExitStack() as stack:
+        stack.callback(app.close)
         app.open()
+        fleet = Fleet(options.database, attempts=attempts)
+        stack.callback(fleet.stop)
         voice.say(
             f"{counted(len(books.ledgers), 'ledger')}, "
             f"{counted(len(books.lines), 'transaction')}, "
@@ -79,7 +83,7 @@ def run(options: Options, voice: Voice) -> Result:
             f"{counted(options.processes, 'worker process', 'es')}, leases of {LEASE_MS / 1000:g} s"
         )
         producer = Producer(app, books, plan, voice.say)
-        loop = Loop(app, fleet, producer, plan, voice)
+        loop = stack.enter_context(closing(Loop(app, fleet, producer, plan, voice)))
         for _ in range(options.processes):
             fleet.start()
         producer.send_ledgers()
@@ -100,15 +104,12 @@ def run(options: Options, voice: Voice) -> Result:
             hostility=_told(plan),
             consumers=consumers,
             kills=len(fleet.killed),
-            takeovers=fleet.takeovers,
+            takeovers=loop.takeovers,
             serial=loop.serial.measured(len(books.lines)),
             parallel=loop.parallel.measured(loop.parallel.goal),
             seconds=time.monotonic() - began_s,
             comparison=check.Report((one_end_each(consumers), *compared.checks)),
         )
-    finally:
-        fleet.stop()
-        app.close()
 
 
 class StageClock:
@@ -138,7 +139,11 @@ class StageClock:
 
 
 class Loop:
-    """The rounds of one run."""
+    """The rounds of one run.
+
+    Attributes:
+        takeovers: how many workers were taken over after their leases had ended.
+    """
 
     def __init__(
         self, app: App, fleet: Fleet, producer: Producer, plan: Plan, voice: Voice
@@ -148,6 +153,10 @@ class Loop:
         self._producer = producer
         self._kills = list(reversed(plan.kills))
         self._voice = voice
+        self._leases = drive(app.store.workers())
+        self._dead = 0
+        self._told: set[int] = set()
+        self.takeovers = 0
         self.serial = StageClock(producer.sent[SERIAL])
         self.parallel = StageClock(_parallel(producer.ends_before_last))
 
@@ -160,8 +169,10 @@ class Loop:
         """
         before, changed_s = -1, time.monotonic()
         while True:
-            self._narrate(self._fleet.poll())
-            ended = self._ended()
+            self._look_at_workers()
+            statuses = self._statuses()
+            ended = {name: sum(status.counts.values()) for name, status in statuses.items()}
+            self._look_at_dead_letters(statuses)
             self._look(ended)
             if self._producer.done and all(
                 ended[name] >= number for name, number in self._producer.ends.items()
@@ -180,15 +191,19 @@ class Loop:
     def wait_for_takeovers(self) -> None:
         """Let the leases of killed workers end and be taken over, too: it takes a lease's time."""
         deadline = time.monotonic() + TAKEOVERS_S
-        while self._fleet.waits_for_takeover and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            self._look_at_leases()
+            if all(worker.taken_over for worker in self._fleet.killed):
+                return
             time.sleep(TICK_S)
-            self._narrate(self._fleet.poll())
+            self._fleet.poll()
+
+    def close(self) -> None:
+        """Close what the loop has opened."""
+        drive(self._leases.close())
 
     def _statuses(self) -> dict[str, ConsumerStatus]:
         return {status.consumer: status for status in self._app.status() if status.consumer}
-
-    def _ended(self) -> dict[str, int]:
-        return {name: sum(status.counts.values()) for name, status in self._statuses().items()}
 
     def _look(self, ended: Mapping[str, int]) -> None:
         self.serial.see(ended[SERIAL], started=self._fleet.begun)
@@ -203,47 +218,73 @@ class Loop:
     def _kill_if_due(self, ended: Mapping[str, int], random: Random) -> None:
         """Kill a worker where the next share of the work is done.
 
-        Both stages count for half of it, so that kills fall into both; and the producer's last
-        act, which waits for the last kill, counts for nothing, so that each share is reached.
+        Each stage is half of the work, so that kills fall into both. The producer's last act,
+        which waits for the last kill, is no part of it, so that each share is reached.
         """
-        serial, parallel = self.serial.goal, self.parallel.goal
-        share = (ended[SERIAL] / serial + (_parallel(ended) / parallel if parallel else 1.0)) / 2
+        parallel = _parallel(ended) / self.parallel.goal if self.parallel.goal else 1.0
+        share = (ended[SERIAL] / self.serial.goal + parallel) / 2
         if not self._kills or share < self._kills[-1]:
             return
         victim = self._fleet.kill(random)
-        if victim is None:
+        if victim is None:  # none has begun yet: the next round comes soon
             return
         self._kills.pop()
         fresh = self._fleet.start()
+        done, all_ = sum(ended.values()), sum(self._producer.ends.values())
         self._voice.say(
-            f"killed worker {victim.number} (process {victim.process.pid}) with SIGKILL at "
-            f"{share:.0%} of the work; worker {fresh.number} starts in its place"
+            f"killed worker {victim.number} (process {victim.process.pid}) with SIGKILL after "
+            f"{done:,} of {all_:,} messages; worker {fresh.number} starts in its place"
         )
 
-    def _narrate(self, events: Sequence[Mapping[str, Any]]) -> None:
-        for event in events:
-            match event["event"]:
-                case Event.WORKER_TAKEN_OVER:
-                    self._tell_takeover(event["worker"])
-                case Event.MESSAGE_ENDED:
-                    detail = shorten(event["detail"], DETAIL_CHARS, placeholder="…")
-                    self._voice.say(f"dead letter of {event['consumer']}: {detail}")
-                case Event.LANE_HUNG:
-                    self._voice.say(f"a handler of {event['consumer']} hangs: {event['key']}")
-                case _:
-                    pass
+    def _look_at_workers(self) -> None:
+        """Tell what has become of workers: the database knows, whoever of them is still alive."""
+        for event in self._fleet.poll():
+            if event["event"] == Event.LANE_HUNG:
+                self._voice.say(f"a handler of {event['consumer']} hangs: {event['key']}")
+            elif "instead_of" in event:
+                self.takeovers += 1
+                self._voice.say(
+                    f"the worker of process {event['process']} was late with its lease, was taken "
+                    "over, and goes on under another name"
+                )
+        self._look_at_leases()
 
-    def _tell_takeover(self, worker_id: str) -> None:
-        worker = self._fleet.worker(worker_id)
-        if worker is None:
+    def _look_at_leases(self) -> None:
+        now = time.monotonic()
+        ended = [
+            (worker, now - worker.killed_s)
+            for worker in self._fleet.killed
+            if not worker.taken_over
+            and worker.killed_s is not None
+            and now - worker.killed_s > LEASE_MS / 1000
+        ]
+        if not ended:
             return
-        if worker.killed_s is None:
-            self._voice.say(f"worker {worker.number} was late with its lease and taken over")
-        else:
-            after_s = time.monotonic() - worker.killed_s
-            self._voice.say(
-                f"worker {worker.number} was taken over {after_s:.1f} s after its death"
-            )
+        # Whose lease must have ended, and who is not listed as expired, was taken over.
+        expired = drive(self._leases.expired())
+        for worker, after_s in ended:
+            if worker.ids[-1] not in expired:
+                worker.taken_over = True
+                self.takeovers += 1
+                self._voice.say(
+                    f"worker {worker.number} was taken over within {after_s:.1f} s of its death"
+                )
+
+    def _look_at_dead_letters(self, statuses: Mapping[str, ConsumerStatus]) -> None:
+        dead = sum(
+            number
+            for status in statuses.values()
+            for (end, _), number in status.counts.items()
+            if end == End.DEAD_LETTERED
+        )
+        if dead == self._dead:
+            return
+        self._dead = dead
+        for letter in self._app.dead_letters(DeadLetterFilter(status=None)):
+            if letter.number not in self._told:
+                self._told.add(letter.number)
+                detail = shorten(letter.detail, DETAIL_CHARS, placeholder="...")
+                self._voice.say(f"dead letter of {letter.consumer}, {letter.reason}: {detail}")
 
     def _stalled(self) -> str:
         return "\n".join(

@@ -5,7 +5,7 @@ What is no terminal gets plain lines, with the progress as one of them at each t
 
 import time
 from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final, NoReturn, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
@@ -13,11 +13,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 _LINES_UP_TO_PERCENT: Final = 10
 
 
+class _Console(Console):
+    """A console that tells its caller when nobody reads any more, instead of ending the process."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError
+
+
 class Voice:
     """Speaks to one stream. A context manager: the bar is gone when it ends."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self.console = _Console(file=stream, highlight=False, markup=False, emoji=False)
         self._stream = stream
         self._began_s = time.monotonic()
         self._told_percent = 0
@@ -49,7 +56,12 @@ class Voice:
 
     def say(self, text: str) -> None:
         """Say what has just happened."""
-        self._line(f"{time.monotonic() - self._began_s:5.1f} s  {text}")
+        text = f"{time.monotonic() - self._began_s:5.1f} s  {text}"
+        if self.console.is_terminal:
+            self.console.print(text)
+        else:
+            # As it is: who reads a pipe line by line wants no line of a terminal's width.
+            print(text, file=self._stream, flush=True)
 
     def show(self, stages: dict[str, tuple[int, int]]) -> None:
         """Show how far each stage is: how many of how many."""
@@ -68,10 +80,3 @@ class Voice:
                 f"{name} {part:,} of {all_:,}" for name, (part, all_) in stages.items()
             )
             self.say(f"{self._told_percent} %: {parts}")
-
-    def _line(self, text: str) -> None:
-        if self.console.is_terminal:
-            self.console.print(text)
-        else:
-            # As it is: who reads a pipe line by line wants no line of a terminal's width.
-            print(text, file=self._stream, flush=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -25,6 +26,8 @@ from procession.outcome import Cause, End, InboxState, Outcome, Reject, Retry
 from procession.telemetry import Event, Instrument
 
 REMEMBERED_MAX = 10_000
+# The longest wait that `Retry(after=...)` is granted.
+POSTPONED_MS_MAX = 366 * 24 * 3_600_000
 FOREIGN = int(BodyFormat.JSON)
 
 
@@ -81,6 +84,7 @@ class LaneMemory:
 
     Attributes:
         alone: positions of messages that failed in company: their next run is a lone one.
+        unspent: lone runs by position that the store cut short, so that they were no attempts.
         to_take: likewise of a broker's messages: they are taken into the store before they run.
         runs: begun runs of messages that have not ended, by position.
         raced: positions of a batch that lost a race for a key.
@@ -103,6 +107,7 @@ class LaneMemory:
         self.instrument = instrument
         self.draw = draw
         self.alone: set[int] = set(suspects)
+        self.unspent: dict[int, int] = {}
         self.to_take: set[int] = set()
         self.runs: dict[int, int] = {}
         self.raced: set[int] = set()
@@ -123,7 +128,7 @@ class LaneMemory:
             for delivery in ended:
                 self.runs.pop(delivery.position, None)
                 (self.alone if delivery.lock is None else self.to_take).discard(delivery.position)
-        for remembered in (self.alone, self.to_take, self.runs):
+        for remembered in (self.alone, self.to_take, self.unspent, self.runs):
             if len(remembered) > REMEMBERED_MAX:
                 remembered.clear()
 
@@ -148,6 +153,7 @@ class Batch:
         ended: deliveries that this transaction ends (or takes into the store).
         left: deliveries that stay where they are, in their order.
         events: to be told after the commit.
+        began_s: when it was made, by the monotonic clock.
     """
 
     def __init__(
@@ -165,7 +171,7 @@ class Batch:
         self._lane = lane
         self._memory = memory
         self.deliveries = deliveries
-        self._alone = alone
+        self.alone = alone
         self._exhausted = exhausted
         self._held_sessions: set[bytes | None] = {*(held_sessions or ())}
         self._seen: dict[bytes, tuple[InboxState, bytes] | None] = {}
@@ -177,8 +183,15 @@ class Batch:
         self.ran: list[Delivery] = []
         self._judged_ahead: dict[bytes, InboxRow] | None = None
         self._wall_ms = 0
+        self.began_s = memory.clock.monotonic_s()
         self.runs = 0
         self.handler_s = 0.0
+
+    def processed(self) -> Iterator[dict[str, Any]]:
+        """Tell of each message that this transaction processed."""
+        for delivery in self.ran:
+            key = self._consumer.key_of(delivery)
+            yield {"consumer": self._consumer.name, **_message(delivery, key)}
 
     def fence(self) -> None:
         """Make the commit conditional on every session of the batch."""
@@ -210,17 +223,21 @@ class Batch:
             context = Context(sql, delivery, name, key, route, runs.get(delivery.position, 0) + 1)
             lane.mark()
             memory.since_s = now
+            memory.timed_out = False
             memory.current = delivery
             try:
                 result = invoke(payload, context)
                 if result is not None or invoke.is_async:
                     await _finish(result, invoke)
                 context.finish()
-                if sql.doomed is not None:
-                    raise sql.doomed  # noqa: TRY301  the handler may have swallowed it
-            except BaseException as error:  # noqa: BLE001  the one place where all is caught
+                fault = sql.doomed or sql.lost
+                if fault is not None:
+                    raise fault  # noqa: TRY301  the handler may have swallowed it
+            except BaseException as error:  # the one place where all is caught
                 memory.current = None
                 context.close()
+                if _ends_the_lane(error, invoke, memory):
+                    raise
                 await self._failed(delivery, key, fingerprint, error)
             else:
                 memory.current = None
@@ -244,6 +261,7 @@ class Batch:
             self._judged_ahead is None
             and consumer.hashed_as_it_stands
             and delivery.format != FOREIGN
+            and key.isascii()
             and key.strip()
             and len(key) <= KEY_BYTES_MAX
             and b"\0" not in key
@@ -253,8 +271,8 @@ class Batch:
         else:
             try:
                 key, fingerprint = consumer.key_of(delivery), consumer.fingerprint_of(delivery)
-            except MessageError as error:
-                self._refuse(delivery, error)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a rule is the user's code
+                self._refuse(delivery, self._as_message_error(error, Reason.BAD_KEY))
                 return None
             if self._judged_ahead is not None:
                 row = self._judged_ahead.get(key)
@@ -283,11 +301,19 @@ class Batch:
             self._hold(delivery, key, fingerprint, after_ms=after_ms, attempts=0)
             return None
         try:
+            if delivery.session is not None and not delivery.session.isascii():
+                check_session(delivery.session)
             invoke, payload = consumer.read(delivery)
-        except MessageError as error:
-            self._kill(delivery, key, fingerprint, error.reason, error.detail)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a validator is the user's code
+            fault = self._as_message_error(error, Reason.INVALID_PAYLOAD)
+            self._kill(delivery, key, fingerprint, fault.reason, fault.detail)
             return None
         return key, fingerprint, expected, invoke, payload
+
+    def _as_message_error(self, error: BaseException, reason: Reason) -> MessageError:
+        if isinstance(error, MessageError):
+            return error
+        return MessageError(reason, describe(error, self._memory.settings.error_chars_max))
 
     def _succeeded(
         self,
@@ -316,12 +342,12 @@ class Batch:
         for delivery in deliveries:
             try:
                 keys.append(self._consumer.key_of(delivery))
-            except MessageError:
+            except (Exception, SystemExit):  # noqa: BLE001, S112  `_prepare` meets it again
                 continue
         return await self._lane.judge(keys)
 
     def _waits_for_lone_run(self, delivery: Delivery) -> bool:
-        return delivery.lock is None and not self._alone and self._memory.runs_alone(delivery)
+        return delivery.lock is None and not self.alone and self._memory.runs_alone(delivery)
 
     def _must_be_held(self, delivery: Delivery) -> bool:
         """Whether a broker's message is to be taken into the store: it failed, or its session has
@@ -375,15 +401,19 @@ class Batch:
         if self._consumer.on_conflict == "alert" and delivery.replay_of is None:
             self._end(delivery, key, End.CONFLICT, None, detail)
             return
-        self.changes.dead_letters.append(
-            DeadLetter(delivery, key, fingerprint, Reason.CONFLICT, detail)
-        )
-        self._end(delivery, key, End.DEAD_LETTERED, None, detail)
+        self._write_dead_letter(delivery, key, fingerprint, Reason.CONFLICT, detail)
+        self._end(delivery, key, End.DEAD_LETTERED, None, detail, Reason.CONFLICT)
 
     # Ends.
 
     def _end(
-        self, delivery: Delivery, key: bytes | None, end: End, cause: Cause | None, detail: str = ""
+        self,
+        delivery: Delivery,
+        key: bytes | None,
+        end: End,
+        cause: Cause | None,
+        detail: str = "",
+        reason: Reason | None = None,
     ) -> None:
         self.ended.append(delivery)
         self.changes.counts[end, cause] += 1
@@ -394,14 +424,24 @@ class Batch:
                     "consumer": self._consumer.name,
                     "end": end.value,
                     "cause": cause.value if cause else "",
-                    "key": _text(key),
-                    "message_id": _text(delivery.message_id),
-                    "session": _text(delivery.session),
-                    "correlation_id": delivery.headers.get("correlation-id"),
+                    "reason": str(reason or ""),
                     "detail": detail,
+                    **_message(delivery, key),
                 },
             )
         )
+
+    def _write_dead_letter(
+        self,
+        delivery: Delivery,
+        key: bytes | None,
+        fingerprint: bytes | None,
+        reason: Reason,
+        detail: object,
+    ) -> str:
+        text = safe_text(detail, self._memory.settings.error_chars_max)
+        self.changes.dead_letters.append(DeadLetter(delivery, key, fingerprint, reason, text))
+        return text
 
     def _expire(
         self, delivery: Delivery, key: bytes, fingerprint: bytes, expected: InboxState | None
@@ -412,17 +452,15 @@ class Batch:
 
     def _bury(self, delivery: Delivery, key: bytes, fingerprint: bytes) -> None:
         """Settle a copy of a dead letter: it is counted there and not run."""
-        self.changes.dead_letters.append(
-            DeadLetter(delivery, key, fingerprint, Reason.FAILED, "a copy of a dead letter")
+        self._write_dead_letter(
+            delivery, key, fingerprint, Reason.FAILED, "a copy of a dead letter"
         )
         self._end(delivery, key, End.DEAD_LETTERED, self._cause(delivery))
 
     def _refuse(self, delivery: Delivery, error: MessageError) -> None:
         """End a message that has no key."""
-        self.changes.dead_letters.append(
-            DeadLetter(delivery, None, None, error.reason, error.detail)
-        )
-        self._end(delivery, None, End.DEAD_LETTERED, None, str(error))
+        text = self._write_dead_letter(delivery, None, None, error.reason, error.detail)
+        self._end(delivery, None, End.DEAD_LETTERED, None, text, error.reason)
 
     def _kill(
         self,
@@ -430,9 +468,9 @@ class Batch:
         key: bytes | None,
         fingerprint: bytes | None,
         reason: Reason,
-        detail: str,
+        detail: object,
     ) -> None:
-        self.changes.dead_letters.append(DeadLetter(delivery, key, fingerprint, reason, detail))
+        text = self._write_dead_letter(delivery, key, fingerprint, reason, detail)
         if key is not None and fingerprint is not None:
             self._seen[key] = (InboxState.DEAD, fingerprint)
             if delivery.state != InboxState.DEAD:
@@ -440,7 +478,7 @@ class Batch:
                 self.changes.entries.append(
                     Entry(key, fingerprint, InboxState.DEAD, End.DEAD_LETTERED, expected)
                 )
-        self._end(delivery, key, End.DEAD_LETTERED, None, f"{reason}: {detail}")
+        self._end(delivery, key, End.DEAD_LETTERED, None, text, reason)
 
     def _leave(self, delivery: Delivery) -> None:
         """Leave it, and all later ones of its session, where they are."""
@@ -480,14 +518,12 @@ class Batch:
             raise lane.sql.lost from error
         if memory.timed_out and isinstance(error, asyncio.CancelledError):
             error = self._timed_out()
-        elif _ends_the_lane(error):
-            raise error
         usable = await lane.undo()
         text = describe(error, memory.settings.error_chars_max)
         if not isinstance(error, Reject):
             self._tell_failure(delivery, key, text)
         if not usable:
-            if not self._alone:
+            if not self.alone:
                 failed = memory.alone if delivery.lock is None else memory.to_take
                 failed.add(delivery.position)
                 raise TransactionLost from error
@@ -496,11 +532,20 @@ class Batch:
         memory.rolled_back([delivery])
         if isinstance(error, Reject):
             self._kill(delivery, key, fingerprint, Reason.REJECTED, error.reason)
-        elif self._alone:
+        elif self.alone:
             self._after_lone_run(delivery, key, fingerprint, error, text)
         else:
             self._seen[key] = None
             self._after_run_in_company(delivery, key, fingerprint, error, text)
+
+    def fail(self, error: BaseException) -> None:
+        """Fail the lone run of the one delivery: the store refused what it wrote."""
+        delivery = self.deliveries[0]
+        key = self._consumer.key_of(delivery)
+        fingerprint = self._consumer.fingerprint_of(delivery)
+        text = describe(error, self._memory.settings.error_chars_max)
+        self._tell_failure(delivery, key, text)
+        self._after_lone_run(delivery, key, fingerprint, error, text)
 
     def _timed_out(self) -> HandlerTimeout:
         """The cancellation was the watchdog's, so it is the handler that failed."""
@@ -530,7 +575,7 @@ class Batch:
     def _after_lone_run(
         self, delivery: Delivery, key: bytes, fingerprint: bytes, error: BaseException, text: str
     ) -> None:
-        asked = error.after_ms if isinstance(error, Retry) else None
+        asked = min(error.after_ms, POSTPONED_MS_MAX) if isinstance(error, Retry) else None
         delivery.errors = add_error(delivery.errors, text)
         match after_failure(
             self._consumer.retry,
@@ -551,10 +596,9 @@ class Batch:
                         Event.MESSAGE_RETRYING,
                         {
                             "consumer": self._consumer.name,
-                            "key": _text(key),
-                            "session": _text(delivery.session),
                             "attempt": delivery.attempts,
                             "after_ms": after_ms,
+                            **_message(delivery, key),
                         },
                     )
                 )
@@ -573,11 +617,9 @@ class Batch:
             Event.MESSAGE_FAILED,
             {
                 "consumer": self._consumer.name,
-                "key": _text(key),
-                "message_id": _text(delivery.message_id),
-                "session": _text(delivery.session),
                 "attempt": delivery.attempts,
                 "error": text,
+                **_message(delivery, key),
             },
         )
 
@@ -588,10 +630,8 @@ class Batch:
                 {
                     "consumer": self._consumer.name,
                     "what": what,
-                    "key": _text(key),
-                    "message_id": _text(delivery.message_id),
-                    "session": _text(delivery.session),
                     "detail": detail,
+                    **_message(delivery, key),
                 },
             )
         )
@@ -611,29 +651,91 @@ async def _finish(result: Any, invoke: Invoke) -> None:
         raise TypeError(f"a handler returned {result!r}: outcomes are raised, not returned")
 
 
-def _ends_the_lane(error: BaseException) -> bool:
-    """Whether it is no failure of the handler: the process, the task or the lane is to end."""
+def _ends_the_lane(error: BaseException, invoke: Invoke, memory: LaneMemory) -> bool:
+    """Whether it is no failure of the handler: the process, the task or the flow is to end."""
     if isinstance(error, asyncio.CancelledError):
-        try:
-            task = asyncio.current_task()
-        except RuntimeError:
-            return False
-        return task is not None and task.cancelling() > 0
-    return isinstance(error, GeneratorExit | KeyboardInterrupt)
+        task = _current_task()
+        return task is not None and task.cancelling() > 0 and not memory.timed_out
+    if isinstance(error, GeneratorExit):
+        # Thrown into the flow's coroutine from outside, where no task runs it; else the handler's.
+        return invoke.is_async and _current_task() is None
+    # Python interrupts the main thread only; on any other the handler raised it itself.
+    return (
+        isinstance(error, KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+    )
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def check_session(session: bytes) -> None:
+    """Refuse a session key that is no text: other programs write into queues, too.
+
+    Raises:
+        MessageError: `bad-session`.
+    """
+    try:
+        session.decode()
+    except UnicodeDecodeError as error:
+        raise MessageError(
+            Reason.BAD_SESSION,
+            f"the session key is {len(session)} bytes that are no UTF-8 ({session[:40]!r}); send "
+            "it as hexadecimal or Base64 text",
+        ) from error
 
 
 def describe(error: BaseException, chars_max: int) -> str:
     """Return the error as text, whatever its own `__str__` does."""
+    return safe_text(error, chars_max, prefix=f"{type(error).__name__}: ")
+
+
+def safe_text(value: object, chars_max: int, *, prefix: str = "") -> str:
+    """Return any object as text that every store takes, whatever its own `__str__` does."""
     try:
-        text = str(error)
-    except Exception:  # noqa: BLE001  the text of a user's exception is the user's code
+        text = str(value)
+    except (Exception, SystemExit):  # noqa: BLE001  the text of a user's exception is user's code
         text = "(its text could not be made)"
-    return f"{type(error).__name__}: {text}"[:chars_max].encode("utf-8", "replace").decode()
+    return f"{prefix}{text}"[:chars_max].encode("utf-8", "replace").decode()
 
 
 def add_error(errors: str | None, text: str) -> str:
     """Return the JSON list of a message's errors with one more."""
-    return json.dumps([*(json.loads(errors) if errors else []), text])
+    try:
+        earlier = json.loads(errors) if errors else []
+    except ValueError:  # another program wrote it
+        earlier = [errors]
+    return json.dumps([*earlier, text])
+
+
+def traceparents(deliveries: Sequence[Delivery]) -> list[str]:
+    """Return the producers' trace contexts, each once, in order: what spans link to."""
+    found = (_header(delivery, "traceparent") for delivery in deliveries)
+    return list(dict.fromkeys(one for one in found if one is not None))
+
+
+def _message(delivery: Delivery, key: bytes | None) -> dict[str, str | None]:
+    """Say which message it is, in the fields that events share."""
+    return {
+        "key": _text(key),
+        "message_id": _text(delivery.message_id),
+        "session": _text(delivery.session),
+        "correlation_id": _header(delivery, "correlation-id"),
+    }
+
+
+def _header(delivery: Delivery, name: str) -> str | None:
+    if delivery.raw_headers is None:
+        return None
+    try:
+        value = delivery.headers.get(name)
+    except (ValueError, RecursionError):  # another program wrote them, and they are no JSON object
+        return None
+    return value if isinstance(value, str) else None
 
 
 def _text(key: bytes | None) -> str | None:

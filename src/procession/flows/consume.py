@@ -17,13 +17,27 @@ from procession.errors import (
     DuplicateKey,
     MessageGone,
     SessionLost,
+    TransientError,
     WorkerLost,
 )
-from procession.flows.batch import Batch, Consumer, LaneMemory, TransactionLost
+from procession.flows.batch import (
+    Batch,
+    Consumer,
+    LaneMemory,
+    TransactionLost,
+    safe_text,
+    traceparents,
+)
 from procession.message import Delivery
-from procession.telemetry import Event
+from procession.telemetry import Event, wants
 
 RETURN_REFUSED_AFTER_MS = 50
+
+
+class CommitRefused(Exception):
+    """The store refused what some message of the batch wrote: a deferred constraint, a send to a
+    topic without subscriber. The error is the cause.
+    """
 
 
 class Consume:
@@ -47,6 +61,8 @@ class Consume:
             batch_max=1 if consumer.commit == "each" else memory.settings.batch_max,
             budget_s=memory.settings.batch_budget_ms / 1000,
         )
+        # Less than the size after a refused commit, until the message at fault was found.
+        self._at_most = memory.settings.batch_max
         self._lines = Lines()
         self._mine: set[bytes] = set()
         self._open: Batch | None = None
@@ -62,25 +78,31 @@ class Consume:
             handled = await self._step_table()
             if handled == 0 and self._source is not None:
                 handled = await self._step_source(self._source)
-        except TransactionLost:
-            await self._rolled_back("a handler's error took the transaction with it")
+        except TransactionLost as error:
+            await self._rolled_back(error, "a handler's error took the transaction with it")
         except DuplicateKey as error:
             self._memory.raced.update(d.position for d in self._open_deliveries())
-            await self._rolled_back(str(error))
+            await self._rolled_back(error)
         except Contention as error:
             self._size.contended()
-            await self._rolled_back(str(error))
-        except WorkerLost:
-            await self._rolled_back("the worker was taken over")
+            await self._rolled_back(error)
+        except CommitRefused as refused:
+            batch, fault = self._open, refused.__cause__ or refused
+            await self._rolled_back(fault)
+            if batch is None or batch.alone:
+                raise fault from None
+            self._narrow(batch)
+        except WorkerLost as error:
+            await self._rolled_back(error)
             raise
         except SessionLost as error:
-            await self._rolled_back(str(error))
+            await self._rolled_back(error)
             await self._drop_hand()
             self._memory.instrument.emit(
                 Event.SESSION_LOST, {"consumer": self._consumer.name, "detail": str(error)}
             )
         except (Exception, asyncio.CancelledError, KeyboardInterrupt) as error:
-            await self._rolled_back(f"{type(error).__name__}: {error}")
+            await self._rolled_back(error)
             raise
         else:
             return handled
@@ -94,14 +116,15 @@ class Consume:
 
     async def _step_table(self) -> int:
         lane = self._lane
-        limit = self._size.next()
+        limit = min(self._size.next(), self._at_most)
         await lane.accept(limit)
         await lane.begin()
         fetched = await lane.fetch(limit)
         deliveries = fetched.deliveries
         if not deliveries:
             await (lane.commit() if fetched.changed else lane.rollback())
-            return 0
+            # What was moved out of the way may have hidden work behind it: look again at once.
+            return int(fetched.changed)
         first = deliveries[0]
         if fetched.alone or self._memory.runs_alone(first):
             await lane.rollback()
@@ -116,24 +139,54 @@ class Consume:
 
     async def _run_alone(self, delivery: Delivery) -> None:
         """Count the attempt, then run: a run that never ends is counted all the same."""
-        lane = self._lane
-        attempt = await lane.begin_attempt(delivery)
-        await lane.begin()
-        fresh = await lane.fetch_one(delivery.position)
-        if fresh is None:
-            raise MessageGone(f"message {delivery.message_id!r} is not in the queue any more")
+        position, unspent = delivery.position, self._memory.unspent
+        attempt = await self._lane.begin_attempt(delivery) - unspent.get(position, 0)
+        try:
+            await self._lone_run(position, attempt)
+        except TransientError:
+            # The store cut it short: it was no attempt of the message.
+            unspent[position] = unspent.get(position, 0) + 1
+            raise
+        unspent.pop(position, None)
+
+    async def _lone_run(self, position: int, attempt: int) -> None:
         exhausted = attempt > self._consumer.retry.max_attempts
-        batch = self._begin_batch([fresh], alone=True, exhausted=exhausted)
+        batch = await self._begin_alone(position, attempt, exhausted=exhausted)
         await batch.run()
+        try:
+            await self._commit(batch)
+        except CommitRefused as refused:
+            fault = refused.__cause__ or refused
+            await self._rolled_back(fault)
+            batch = await self._begin_alone(position, attempt)
+            batch.fail(fault)
+            await self._commit(batch)
+
+    async def _begin_alone(self, position: int, attempt: int, *, exhausted: bool = False) -> Batch:
+        await self._lane.begin()
+        fresh = await self._lane.fetch_one(position)
+        if fresh is None:
+            raise MessageGone(f"message {position} is not in the queue any more")
+        fresh.attempts = attempt
+        batch = self._begin_batch([fresh], alone=True, exhausted=exhausted)
         batch.fence()
         batch.changes.release |= batch.changes.fence
-        await self._commit(batch)
+        return batch
+
+    def _narrow(self, batch: Batch) -> None:
+        """Look for the message at fault in half of the batch; one of one runs alone next."""
+        if len(batch.deliveries) > 1:
+            self._at_most = len(batch.deliveries) // 2
+            return
+        (delivery,) = batch.deliveries
+        failed = self._memory.alone if delivery.lock is None else self._memory.to_take
+        failed.add(delivery.position)
 
     # A broker.
 
     async def _step_source(self, source: Source) -> int:
         lane, lines = self._lane, self._lines
-        limit = self._size.next()
+        limit = min(self._size.next(), self._at_most)
         if len(lines) < limit:
             lines.add(await source.receive(limit - len(lines)))
         if not lines:
@@ -210,6 +263,15 @@ class Consume:
             exhausted=exhausted,
             held_sessions=held_sessions,
         )
+        if Event.BATCH_BEGUN in wants(self._memory.instrument):
+            self._memory.instrument.emit(
+                Event.BATCH_BEGUN,
+                {
+                    "consumer": self._consumer.name,
+                    "messages": len(deliveries),
+                    "traceparents": traceparents(deliveries),
+                },
+            )
         return self._open
 
     def _open_deliveries(self) -> Sequence[Delivery]:
@@ -219,14 +281,21 @@ class Consume:
         batch.changes.reruns = self._memory.reruns
         taken = [hold for hold in batch.changes.holds if hold.take]
         brokers_positions = [hold.delivery.position for hold in taken]
-        await self._lane.flush(batch.changes)
-        await self._lane.commit()
+        try:
+            await self._lane.flush(batch.changes)
+            await self._lane.commit()
+        except (TransientError, SessionLost, DuplicateKey):
+            raise
+        except Exception as error:
+            raise CommitRefused from error
         self._open = None
+        self._at_most = min(self._at_most * 2, self._memory.settings.batch_max)
         self._memory.committed(batch.ended)
         # What was taken into the store has a position of the store now.
         self._memory.to_take.difference_update(brokers_positions)
         self._memory.alone.update(hold.delivery.position for hold in taken if hold.after_ms == 0)
-        self._size.committed(batch.runs, batch.handler_s)
+        if not batch.alone:  # a lone run, mostly a failing one, says nothing of the others' cost
+            self._size.committed(batch.runs, batch.handler_s)
         emit = self._memory.instrument.emit
         emit(
             Event.BATCH_COMMITTED,
@@ -235,12 +304,20 @@ class Consume:
                 "counts": batch.changes.counts,
                 "handled": len(batch.ended),
                 "handler_s": batch.handler_s,
+                "batch_s": self._seconds_of(batch),
+                "reruns": batch.changes.reruns,
             },
         )
+        if Event.MESSAGE_PROCESSED in wants(self._memory.instrument):
+            for fields in batch.processed():
+                emit(Event.MESSAGE_PROCESSED, fields)
         for event, fields in batch.events:
             emit(event, fields)
 
-    async def _rolled_back(self, reason: str) -> None:
+    def _seconds_of(self, batch: Batch) -> float:
+        return self._memory.clock.monotonic_s() - batch.began_s
+
+    async def _rolled_back(self, error: BaseException, reason: str = "") -> None:
         batch, self._open = self._open, None
         await self._lane.rollback()
         self._memory.rolled_back(batch.ran if batch is not None else ())
@@ -248,7 +325,9 @@ class Consume:
             Event.BATCH_ROLLED_BACK,
             {
                 "consumer": self._consumer.name,
-                "reason": reason,
+                "error": type(error).__name__,
+                "reason": reason or safe_text(error, self._memory.settings.error_chars_max),
                 "runs": 0 if batch is None else batch.runs,
+                "batch_s": 0.0 if batch is None else self._seconds_of(batch),
             },
         )

@@ -246,8 +246,8 @@ def _validated(record: DeadLetterRecord, body: bytes, rules: Rules) -> Delivery:
     if session is not None and session != record.session:
         raise OperatorError(
             f"the new body belongs to session {_text(session)!r}, dead letter {record.number} came "
-            f"in session {_text(record.session)!r}: there it would run out of every order. Send it "
-            "as a new message, and discard this"
+            f"in session {_text(record.session)!r}, and would run in the order of that. Send the "
+            "new one as a message, and discard this"
         )
     return delivery
 
@@ -271,10 +271,6 @@ async def _check_new_key(
         raise OperatorError(
             f"{name} needs no new key: nothing took effect under its own, {_text(record.key)!r}. "
             "Replay it without one"
-        )
-    if key == record.key:
-        raise OperatorError(
-            f"{name} conflicts under the key {_text(key)!r}: give one that no message had"
         )
     if rules is not None and not rules.consumer.keyed_by_id:
         made = rules.consumer.key_of(_delivery(record, record.body))

@@ -45,6 +45,7 @@ class LaneThread(threading.Thread):
     Attributes:
         memory: what the lane knows; the watchdog reads `current` and `since_s`.
         abandoned: its connection was taken from it; whatever it does has no effect.
+        unavailable: why it waits, while the store cannot be used; else "".
     """
 
     def __init__(  # noqa: PLR0913  wired by the worker alone
@@ -76,6 +77,7 @@ class LaneThread(threading.Thread):
         self._lane_worker = ""
         self._flow: Consume | None = None
         self.abandoned = False
+        self.unavailable = ""
         self.memory = LaneMemory(
             settings=settings,
             clock=HostClock(),
@@ -128,13 +130,14 @@ class LaneThread(threading.Thread):
                 )
                 self._close()
                 self._worker_lost(self._lane_worker)
-            except (ProcessionError, asyncio.CancelledError, Exception) as error:  # noqa: BLE001  a lane outlives every fault
+            except BaseException as error:  # noqa: BLE001  a lane outlives every fault
                 if self.abandoned:
                     return
                 pause_s = self._pause(error, pause_s)
             else:
                 if pause_s:
                     pause_s = 0.0
+                    self.unavailable = ""
                     self._instrument.emit(Event.STORE_AVAILABLE, {"consumer": self.consumer.name})
                 if not handled:
                     self._wait_for_work()
@@ -169,12 +172,13 @@ class LaneThread(threading.Thread):
         """Wait after a fault, twice as long each time, with a fresh connection behind it."""
         longest_s = self._settings.pause_longest_ms / 1000
         pause_s = min(longest_s, last_s * 2 or self._settings.pause_ms / 1000)
+        self.unavailable = f"{type(error).__name__}: {error}"
         if not last_s:
             self._instrument.emit(
                 Event.STORE_UNAVAILABLE,
                 {
                     "consumer": self.consumer.name,
-                    "error": f"{type(error).__name__}: {error}",
+                    "error": self.unavailable,
                     "fault": not isinstance(error, StoreUnavailable),
                 },
             )

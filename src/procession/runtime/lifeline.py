@@ -35,7 +35,7 @@ class Lifeline(threading.Thread):
         if pipe is not None:
             # What a handler starts must not keep the line open, nor a full pipe hold the beat.
             os.set_inheritable(pipe, False)  # noqa: FBT003  takes it by position only
-            os.set_blocking(pipe, False)  # noqa: FBT003  the same
+            os.set_blocking(pipe, False)
 
     def run(self) -> None:
         """Beat each second."""

@@ -139,7 +139,7 @@ class Supervisor:
             seat.child = _Child(self._command)
         except OSError as error:
             seat.due_s = now + self._next_pause(seat)
-            _LOG.error("worker process %d cannot be started: %s", seat.number, error)  # noqa: TRY400  the system's fault, not ours
+            _LOG.error("worker process %d cannot be started: %s", seat.number, error)
 
     def _next_pause(self, seat: _Seat) -> float:
         first_s, longest_s = self._settings.pause_ms / 1000, self._settings.pause_longest_ms / 1000
@@ -290,7 +290,7 @@ class _Child:
         self.silent_s = 0.0
         self._looked_s: float | None = None
         self._pipe, theirs = os.pipe()
-        os.set_blocking(self._pipe, False)  # noqa: FBT003  takes it by position only
+        os.set_blocking(self._pipe, False)
         line = ("--worker-id", self.worker_id, "--lifeline", str(theirs))
         try:
             self.process = subprocess.Popen([*command, *line], pass_fds=(theirs,))  # noqa: S603  this very program

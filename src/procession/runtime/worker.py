@@ -12,7 +12,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 from procession.abc import Source, Store, WorkerRecord, Workers
 from procession.config import Settings
@@ -33,9 +35,10 @@ class Worker:
 
     Args:
         worker_id: the id of its first incarnation, where the parent process chose one.
+        lifespan: entered before the lanes start, left when they have stopped.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  made by the app
         self,
         store: Store,
         consumers: Sequence[RunnableConsumer],
@@ -44,8 +47,12 @@ class Worker:
         instrument: Instrument,
         worker_id: str | None = None,
         source: Source | None = None,
+        lifespan: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._store = store
+        self._lifespan = lifespan
+        self._life = contextlib.ExitStack()
+        self._renewed_s = 0.0
         self._consumers = list(consumers)
         self._settings = settings
         self._instrument = instrument
@@ -58,6 +65,7 @@ class Worker:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._keeper: threading.Thread | None = None
+        self._watchdog: threading.Thread | None = None
         self._signals = 0
         self._lifeline: Lifeline | None = None
         self.exit_code = 0
@@ -73,14 +81,21 @@ class Worker:
         Raises:
             StoreUnavailable: the store cannot be written.
         """
+        self._life.enter_context(self._lifespan())
         self._registry = drive(self._store.workers())
         drive(self._registry.register(self._record(self._id)))
+        self._renewed_s = time.monotonic()
         self._instrument.emit(Event.WORKER_STARTED, {"worker": self._id})
         for consumer in self._consumers:
             for _ in range(self._lanes_of(consumer)):
                 self._start_lane(consumer)
+        # Two threads: a renewal waits for a hanging handler's transaction, the watchdog must not.
         self._keeper = threading.Thread(target=self._keep, name="procession-keeper", daemon=True)
+        self._watchdog = threading.Thread(
+            target=self._watch, name="procession-watchdog", daemon=True
+        )
         self._keeper.start()
+        self._watchdog.start()
 
     def stop(self) -> None:
         """Ask the lanes to finish their batch and stop. Returns at once."""
@@ -99,16 +114,52 @@ class Worker:
         late = [lane for lane in self._lanes if lane.is_alive()]
         for lane in late:
             lane.abandon()
-        if self._keeper is not None:
-            self._keeper.join(CANCEL_GRACE_S)
-        if self._registry is not None:
-            with contextlib.suppress(ProcessionError):
-                if late or self._hung:
-                    drive(self._registry.take_over(self._id, dead=True))
-                else:
-                    drive(self._registry.leave(self._id))
-            drive(self._registry.close())
+        for thread in (self._keeper, self._watchdog):
+            if thread is not None:
+                thread.join(CANCEL_GRACE_S)
+        with contextlib.suppress(ProcessionError):
+            self._end_lease(vanished=bool(late or self._hung))
+        self._life.close()
         self._instrument.emit(Event.WORKER_STOPPED, {"worker": self._id})
+
+    def health(self) -> dict[str, Any]:
+        """Return whether it lives (its lanes run) and is ready (its lease is renewed in time, and
+        no lane waits for the store), with what there is to say. Callable from any thread."""
+        lanes = [
+            {
+                "consumer": lane.consumer.name,
+                "alive": lane.is_alive(),
+                "unavailable": lane.unavailable,
+            }
+            for lane in list(self._lanes)
+        ]
+        lease_left_s = self._renewed_s + self._settings.lease_ms / 1000 - time.monotonic()
+        live = bool(lanes) and all(lane["alive"] for lane in lanes)
+        ready = (
+            live
+            and not self._stopping.is_set()
+            and lease_left_s > 0
+            and not any(lane["unavailable"] for lane in lanes)
+        )
+        return {
+            "live": live,
+            "ready": ready,
+            "worker": self._id,
+            "lease_left_s": round(lease_left_s, 3),
+            "hung_handlers": sum(lane.is_alive() for lane in self._hung),
+            "lanes": lanes,
+        }
+
+    def _end_lease(self, *, vanished: bool) -> None:
+        # With a connection of its own: the keeper may be waiting for the store on the other one.
+        registry = drive(self._store.workers())
+        try:
+            if vanished:
+                drive(registry.take_over(self._id, dead=True))
+            else:
+                drive(registry.leave(self._id))
+        finally:
+            drive(registry.close())
 
     def run(self) -> None:
         """Start, work until SIGTERM or SIGINT, stop in good order. A second signal aborts, unless
@@ -193,16 +244,23 @@ class Worker:
                 finally:
                     drive(registry.close())
                 self._id = fresh
+                self._renewed_s = time.monotonic()
                 self._instrument.emit(Event.WORKER_STARTED, {"worker": fresh, "instead_of": lost})
 
     # The keeper's thread.
 
     def _keep(self) -> None:
+        try:
+            self._keep_lease()
+        finally:
+            if self._registry is not None:
+                drive(self._registry.close())
+
+    def _keep_lease(self) -> None:
         renew_s = self._settings.renew_ms / 1000
         due = time.monotonic() + renew_s
         while not self._all_stopped():
             time.sleep(min(TICK_S, renew_s))
-            self._watch_lanes()
             if time.monotonic() >= due:
                 due = time.monotonic() + renew_s
                 try:
@@ -218,7 +276,9 @@ class Worker:
                     )
 
     def _all_stopped(self) -> bool:
-        return self._stopping.is_set() and not any(lane.is_alive() for lane in self._lanes)
+        return self._stopping.is_set() and not any(
+            lane.is_alive() and not lane.abandoned for lane in self._lanes
+        )
 
     def _renew_and_look(self) -> None:
         registry = self._registry
@@ -226,6 +286,7 @@ class Worker:
             return
         try:
             drive(registry.renew(self._id))
+            self._renewed_s = time.monotonic()
         except WorkerLost:
             self._begin_again(self._id)
         except ProcessionError as error:
@@ -242,6 +303,13 @@ class Worker:
                     self._instrument.emit(
                         Event.WORKER_TAKEN_OVER, {"worker": worker, "consumers": consumers}
                     )
+
+    # The watchdog's thread.
+
+    def _watch(self) -> None:
+        while not self._all_stopped():
+            time.sleep(TICK_S)
+            self._watch_lanes()
 
     def _watch_lanes(self) -> None:
         limit_s = self._settings.handler_limit_ms / 1000

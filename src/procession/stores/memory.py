@@ -8,6 +8,7 @@ and values that commits and rolls back with the batch.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
@@ -164,12 +165,24 @@ class MemoryStore:
         self.recent: dict[tuple[str, bytes], int] = {}
         self.version = 0
         self.number = 0
+        self.acceptances = 0
+        self.ended_holders: set[str] = set()
 
     async def open(self, *, migrate: Literal["auto", "check"] = "auto") -> None:
         """See `Store.open`: there is no schema to check."""
 
     async def declare(self, topology: Topology) -> None:
         await self.point("declare")
+        before = [(subscription, subscription.consumer) for subscription in self.subscriptions]
+        try:
+            self._declare(topology)
+        except ConfigurationError:
+            self.subscriptions = [subscription for subscription, _ in before]
+            for subscription, consumer in before:
+                subscription.consumer = consumer
+            raise
+
+    def _declare(self, topology: Topology) -> None:
         for queue in topology.queues:
             known = [s for s in self.subscriptions if s.queue == queue.name]
             if known and known[0].kind != queue.kind:
@@ -215,6 +228,18 @@ class MemoryStore:
             return None
         return InboxRow(row.state, row.fingerprint, row.end, row.recorded_ms, row.out_of_order)
 
+    async def skip_waits(self) -> int:
+        now, wall, skipped = self.clock.lease_ms(), self.clock.wall_ms(), 0
+        for subscription in self.subscriptions:
+            for session in subscription.sessions.values():
+                skipped += session.retry_at > now
+                session.retry_at = 0
+            for row in subscription.rows.values():
+                skipped += row.due_ms is not None and row.due_ms > wall
+                row.due_ms = None
+        self.version += 1
+        return skipped
+
     async def status(self) -> list[ConsumerStatus]:
         return [
             self._status(subscription)
@@ -238,6 +263,7 @@ class MemoryStore:
         rows = subscription.rows.values()
         scheduled = sum(1 for row in rows if row.due_ms is not None and row.due_ms > wall)
         held = sum(1 for row in rows if row.session in waiting)
+        sent = [row.sent_ms for row in rows if row.due_ms is None or row.due_ms <= wall]
         return ConsumerStatus(
             queue=subscription.queue,
             consumer=subscription.consumer,
@@ -253,6 +279,7 @@ class MemoryStore:
             ),
             counts=dict(subscription.counts),
             reruns=subscription.reruns,
+            head_age_ms=max(0, wall - min(sent)) if sent else None,
         )
 
     def draw(self) -> int:
@@ -404,12 +431,12 @@ class MemoryLane:
         self._subscription = subscription
         self._worker = worker
         self._number = number
-        self._acceptance = 0
         self._owned: dict[bytes, str] = {}
         self._accepted: set[bytes] = set()
         self._owned_rows: dict[int, str] = {}
         self._sql = self._closed_sql()
         self._changes: Changes | None = None
+        self._numbers: list[int] = []
         self._seen_version = -1
         self._interrupted = False
 
@@ -434,7 +461,7 @@ class MemoryLane:
             if accepted >= limit:
                 break
             if row.session is None:
-                if row.holder is None:
+                if row.holder is None or self._has_ended(row.holder):
                     row.holder = self._owned_rows[row.position] = self._next_holder()
                     accepted += 1
             elif row.session not in self._owned:
@@ -505,7 +532,9 @@ class MemoryLane:
     async def fetch_one(self, position: int) -> Delivery | None:
         await self._store.point("fetch_one")
         row = self._subscription.rows.get(position)
-        return None if row is None else self._store.read(self._subscription, row)
+        if row is None or self._is_of_another(row):
+            return None
+        return self._store.read(self._subscription, row)
 
     async def waiting(self, sessions: Collection[bytes]) -> set[bytes]:
         return {row.session for row in self._subscription.rows.values() if row.session} & set(
@@ -530,8 +559,12 @@ class MemoryLane:
         await self._store.point("flush")
         if self._sql.lost is not None:
             raise self._sql.lost
+        if not self._sql.is_open:
+            raise TransactionMisuse("there is no transaction to write in")
         self._validate(changes)
         self._changes = changes
+        # Here, as a server's sequence does: who draws first may commit last.
+        self._numbers = [self._store.draw() for _ in changes.sends]
 
     async def commit(self) -> None:
         await self._store.point("commit")
@@ -562,6 +595,7 @@ class MemoryLane:
     def interrupt(self) -> None:
         self._interrupted = True
         self._sql.lost = StoreUnavailable("the connection was taken from a handler that hung")
+        self._store.ended_holders |= {*self._owned.values(), *self._owned_rows.values()}
 
     async def close(self) -> None:
         self._sql.is_open = False
@@ -585,11 +619,11 @@ class MemoryLane:
             raise WorkerLost(f"worker {self._worker} was taken over: nothing was committed")
 
     def _next_holder(self) -> str:
-        self._acceptance += 1
-        return holder_name(self._worker, self._number, self._acceptance)
+        self._store.acceptances += 1
+        return holder_name(self._worker, self._number, self._store.acceptances)
 
     def _visible(self) -> list[_Row]:
-        """Return, in order, the messages that may run now, whoever owns them."""
+        """Return, in order, the messages that may run now and are not another lane's."""
         now, wall = self._store.clock.lease_ms(), self._store.clock.wall_ms()
         sessions = self._subscription.sessions
         visible = []
@@ -599,14 +633,25 @@ class MemoryLane:
                 continue
             if row.session is not None:
                 session = sessions.get(row.session)
-                if session is not None and (
-                    session.retry_at > now or session.worker not in (None, self._worker)
-                ):
+                if session is not None and session.retry_at > now:
                     continue
-            elif row.holder is not None and row.position not in self._owned_rows:
-                continue
-            visible.append(row)
+            if not self._is_of_another(row):
+                visible.append(row)
         return visible
+
+    def _is_of_another(self, row: _Row) -> bool:
+        """Whether another lane holds the message's session. What a lane held whose connection was
+        taken from it is free for its own worker; others wait for the takeover."""
+        if row.session is None:
+            holder, mine = row.holder, self._owned_rows.get(row.position)
+        else:
+            session = self._subscription.sessions.get(row.session)
+            holder = None if session is None else session.holder
+            mine = self._owned.get(row.session)
+        return holder not in (None, mine) and not self._has_ended(holder)
+
+    def _has_ended(self, holder: str | None) -> bool:
+        return holder in self._store.ended_holders and holder.startswith(f"{self._worker}.")
 
     def _own(self, key: bytes) -> bool:
         session = self._subscription.session(key)
@@ -664,8 +709,8 @@ class MemoryLane:
 
     def _apply(self, changes: Changes) -> None:
         subscription = self._subscription
-        for message in changes.sends:
-            self._store.put(message, self._store.draw())
+        for message, number in zip(changes.sends, self._numbers, strict=True):
+            self._store.put(message, number)
         for entry in changes.entries:
             self._record(entry)
         for dead in changes.dead_letters:
@@ -708,12 +753,16 @@ class MemoryLane:
                 status="dead",
                 reason=dead.reason.value,
                 detail=dead.detail,
+                attempts=delivery.attempts,
+                errors=_errors_of(delivery),
             )
             return
         consumer = self._subscription.consumer or ""
         for number, letter in letters.items():
             known = (letter.consumer, letter.key, letter.fingerprint)
-            if dead.key is not None and known == (consumer, dead.key, dead.fingerprint):
+            if known == (consumer, dead.key, dead.fingerprint) and (
+                dead.key is not None or letter.position == delivery.position
+            ):
                 letters[number] = replace(letter, copies=letter.copies + 1)
                 return
         session = delivery.session
@@ -735,7 +784,7 @@ class MemoryLane:
             headers=dict(delivery.headers),
             position=delivery.position,
             attempts=delivery.attempts,
-            errors=(),
+            errors=_errors_of(delivery),
             copies=1,
             sent_at_ms=delivery.sent_at_ms,
             died_at_ms=self._store.clock.wall_ms(),
@@ -944,3 +993,7 @@ class MemoryDeadLetters:
         if letter.status != "dead":
             raise OperatorError(f"dead letter {number} is {letter.status} already")
         return letter
+
+
+def _errors_of(delivery: Delivery) -> tuple[str, ...]:
+    return tuple(json.loads(delivery.errors)) if delivery.errors else ()

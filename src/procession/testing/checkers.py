@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def _order(history: History, promise: str, found: Mapping[str, Sequence[str]]) -
         if not session:
             continue  # what has no session has no order
         in_order = [key for key in keys if key not in history.late]
-        for earlier, later in zip(in_order, in_order[1:], strict=False):
+        for earlier, later in pairwise(in_order):
             if place.get(earlier, -1) > place.get(later, -1):
                 broken.append(f"{promise}: in session {session!r} {later!r} came after {earlier!r}")
     return broken

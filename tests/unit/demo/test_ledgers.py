@@ -108,7 +108,7 @@ def test_packed_and_plain_files_give_the_same_text(tmp_path: Path) -> None:
     [
         ("day.csv", "£".encode("latin-1"), "'day' is not UTF-8"),
         ("day.csv.gz", b"plain text", "'day' is damaged"),
-        ("day.csv.gz", gzip.compress(b"a longer text" * 100)[:-20], "'day' is damaged"),
+        ("day.csv.gz", gzip.compress(b"a longer text" * 100, mtime=0)[:-20], "'day' is damaged"),
         ("day.csv.gz", gzip.compress(b"text", mtime=0)[:10] + b"\xff" * 20, "'day' is damaged"),
     ],
 )

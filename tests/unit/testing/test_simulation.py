@@ -28,6 +28,7 @@ class Unfenced(Wrapped):
         self._lane._check_worker = lambda: None
         await self._lane._store.point("flush")
         self._changes = changes
+        self._lane._numbers = [self._lane._store.draw() for _ in changes.sends]
 
     async def commit(self):
         lane, changes = self._lane, self.__dict__.pop("_changes", None)
@@ -139,9 +140,11 @@ def test_a_violation_names_its_seed_and_what_led_to_it():
         try:
             Simulation(seed, Plan(pause=0.05), wrap_lane=Unfenced).run()
         except ViolationError as error:
-            assert f"seed {seed}," in str(error)
-            assert "The last steps:" in str(error)
-            return
+            text = str(error)
+            break
         except (KeyError, SessionLost, RuntimeError):
             continue
-    pytest.fail("nothing was found")
+    else:
+        pytest.fail("nothing was found")
+    assert f"seed {seed}," in text
+    assert "The last steps:" in text

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import threading
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,9 @@ from urllib.parse import parse_qsl, urlsplit
 from procession.errors import ConfigurationError, Contention, ProcessionError, StoreUnavailable
 
 BUSY_POLL_S = 0.0005
+# How many times `busy_s` a process waits at the turnstile before it takes whoever stands in it for
+# stopped, and goes around.
+TURNSTILE_WAITS = 2
 WAL_PAGES = 4_000
 CACHE_KIB = 16_384
 CACHED_STATEMENTS = 512
@@ -108,9 +112,20 @@ def code_of(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
+def _has_old_snapshot(error: sqlite3.Error) -> bool:
+    """Tell whether a wait would be for nothing: what was read is old, and stays so."""
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY_SNAPSHOT
+
+
 def ours(error: sqlite3.Error, what: str) -> ProcessionError | None:
     """Return our error for one that concerns the store and not the statement, or None."""
     code = code_of(error)
+    if _has_old_snapshot(error):
+        return Contention(
+            f"{what}: this connection had read before it took the write lock, and another has "
+            "committed since: roll back, run it again, and begin with BEGIN IMMEDIATE; a cursor "
+            "that is still being read counts, too"
+        )
     if code in _CONTENTION:
         return Contention(f"{what}: another connection was in the way ({error})")
     if code in _UNAVAILABLE:
@@ -168,11 +183,16 @@ def _settle_mode(connection: sqlite3.Connection, place: Place) -> None:
 
 
 class Turnstile:
-    """The one door to the write lock. Waiting at it is first come, first served."""
+    """The one door to the write lock. Waiting at it is first come, first served.
+
+    It is there for fairness, not for safety: a process that is stopped in it (a debugger, a frozen
+    container) keeps the others waiting once, then they go around until it is back.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._file = -1
+        self._given_up: _Queued | None = None
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Open a write transaction on the connection; wait at most the place's `busy_s` for a
@@ -181,30 +201,50 @@ class Turnstile:
         Raises:
             StoreUnavailable: it stayed locked, or cannot be written.
         """
+        inside = self._enter()
+        try:
+            self._poll(connection)
+        finally:
+            if inside:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _poll(self, connection: sqlite3.Connection) -> None:
+        deadline = 0.0
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE /* procession */")
+            except sqlite3.Error as error:
+                if code_of(error) not in _CONTENTION or _has_old_snapshot(error):
+                    raise ours(error, f"database {self._place.path}") or error from error
+                now = time.monotonic()
+                deadline = deadline or now + self._place.busy_s
+                if now >= deadline:
+                    raise StoreUnavailable(
+                        f"database {self._place.path} stayed locked for "
+                        f"{self._place.busy_s:g} s: another program holds a write "
+                        "transaction open; end it, nothing is lost meanwhile"
+                    ) from error
+                time.sleep(BUSY_POLL_S)
+            else:
+                return
+
+    def _enter(self) -> bool:
+        """Wait for our turn; False where we go around."""
+        if self._given_up is not None:
+            if self._given_up.is_alive():
+                return False
+            self._given_up = None
         if self._file < 0:
             self._file = self._open()
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            deadline = 0.0
-            while True:
-                try:
-                    connection.execute("BEGIN IMMEDIATE")
-                except sqlite3.Error as error:
-                    if code_of(error) not in _CONTENTION:
-                        raise ours(error, f"database {self._place.path}") or error from error
-                    now = time.monotonic()
-                    deadline = deadline or now + self._place.busy_s
-                    if now >= deadline:
-                        raise StoreUnavailable(
-                            f"database {self._place.path} stayed locked for "
-                            f"{self._place.busy_s:g} s: another program holds a write "
-                            "transaction open; end it, nothing is lost meanwhile"
-                        ) from error
-                    time.sleep(BUSY_POLL_S)
-                else:
-                    return
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        queued = _Queued(self._file)
+        queued.start()
+        if queued.wait(self._place.busy_s * TURNSTILE_WAITS):
+            return True
+        self._file, self._given_up = -1, queued
+        return False
 
     def _open(self) -> int:
         path = f"{self._place.path}-turnstile"
@@ -221,3 +261,33 @@ class Turnstile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class _Queued(threading.Thread):
+    """Stands in the queue, since the system's lock has no time limit; the file is its own once it
+    was given up."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__(name="procession-turnstile", daemon=True)
+        self._file = file
+        self._lock = threading.Lock()
+        self._turn = threading.Event()
+        self._is_given_up = False
+
+    def run(self) -> None:
+        """Wait in the system's queue, however long."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        with self._lock:
+            if self._is_given_up:
+                os.close(self._file)
+            else:
+                self._turn.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the turn, or give it up and return False."""
+        if self._turn.wait(seconds):
+            return True
+        with self._lock:
+            self._is_given_up = not self._turn.is_set()
+        return not self._is_given_up

@@ -152,12 +152,29 @@ def _record(row: tuple[Any, ...]) -> DeadLetterRecord:
         type=row[10],
         format=row[11],
         body=row[12],
-        headers=json.loads(row[13]) if row[13] else {},
+        headers=_headers(row[13]),
         position=row[14],
         attempts=row[15],
-        errors=tuple(json.loads(row[16])) if row[16] else (),
+        errors=_errors(row[16]),
         copies=row[17],
         sent_at_ms=row[18],
         died_at_ms=row[19],
         history=tuple(json.loads(row[20])),
     )
+
+
+def _headers(text: str | None) -> dict[str, str]:
+    """Read headers, whoever wrote them: a list of dead letters must not fail on one of them."""
+    if not text:
+        return {}
+    try:
+        return dict(json.loads(text))
+    except (TypeError, ValueError):
+        return {"unreadable": text}
+
+
+def _errors(text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(text)) if text else ()
+    except (TypeError, ValueError):
+        return (text or "",)

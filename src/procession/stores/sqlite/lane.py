@@ -8,6 +8,7 @@ run begun alone, a session that waits, a broker's session.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sqlite3
 import time
@@ -56,6 +57,9 @@ ENDED: dict[End | None, str | None] = {
     **{end: end.value for end in End},
     End.PROCESSED: None,
 }
+# One counter for the process, which is one worker at a time: a lane that is made anew under its old
+# name must not find a holder of its own name again.
+ACCEPTANCES = itertools.count(1)
 UNIQUE_VIOLATION = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
 
 
@@ -80,8 +84,8 @@ class SqliteLane:
         self._subscription = subscription
         self._worker = worker
         self._number = number
-        self._acceptance = 0
         self._owned: dict[bytes, str] = {}
+        self._pending: dict[bytes, str | None] = {}
         self._low, self._high = zone(subscription)
         self._gate: tuple[Any, ...] = ()
         self._in_order: list[int] = []
@@ -208,7 +212,14 @@ class SqliteLane:
     async def fetch_one(self, position: int) -> Delivery | None:
         """See `Lane.fetch_one`."""
         row = self._connection.execute(
-            self._sql["fetch_one"], {"position": position, "subscription": self._subscription}
+            self._sql["fetch_one"],
+            {
+                "position": position,
+                "subscription": self._subscription,
+                "worker": self._worker,
+                "low": self._low,
+                "high": self._high,
+            },
         ).fetchone()
         if row is None:
             return None
@@ -287,6 +298,12 @@ class SqliteLane:
             except sqlite3.Error as error:
                 await self.rollback()
                 raise self._fault(error, "commit") from error
+            for session, holder in self._pending.items():
+                if holder is None:
+                    self._owned.pop(session, None)
+                else:
+                    self._owned[session] = holder
+            self._pending.clear()
 
     async def rollback(self) -> None:
         """See `Lane.rollback`."""
@@ -295,6 +312,7 @@ class SqliteLane:
 
     def _roll_back(self) -> None:
         self._guard.open_gate()
+        self._pending.clear()
         # A closed connection has nothing to roll back; a failed rollback has ended its
         # transaction already (sqlite.org/lang_transaction.html).
         with contextlib.suppress(sqlite3.Error):
@@ -377,8 +395,7 @@ class SqliteLane:
         return min(times, default=None)
 
     def _own(self, session: bytes) -> bool:
-        self._acceptance += 1
-        holder = holder_name(self._worker, self._number, self._acceptance)
+        holder = holder_name(self._worker, self._number, next(ACCEPTANCES))
         row = self._connection.execute(
             self._sql["own"],
             {
@@ -388,14 +405,12 @@ class SqliteLane:
                 "worker": self._worker,
             },
         ).fetchone()
-        if row is None:
-            self._owned.pop(session, None)
-            return False
-        self._owned[session] = holder
-        return True
+        self._pending[session] = None if row is None else holder
+        return row is not None
 
     def _release(self, session: bytes) -> None:
-        holder = self._owned.pop(session, "")
+        holder = self._owned.get(session, "")
+        self._pending[session] = None
         self._connection.execute(self._sql["release"], (self._subscription, session, holder))
         self._connection.execute(self._sql["drop_session_row"], (self._subscription, session))
 
@@ -434,6 +449,9 @@ class SqliteLane:
                 break
             parameters["low"] = rows[-1][0]
             parameters["limit"] = limit - len(deliveries)
+        else:
+            # Others may have work behind this long line; an idle lane must look again.
+            self._data_version = -1
         return deliveries, moved
 
     def _set_aside(self, rows: list[tuple[Any, ...]]) -> None:
@@ -473,17 +491,15 @@ class SqliteLane:
     def _record(self, entries: list[Entry]) -> None:
         now = wall_now()
         subscription = self._subscription
-        done: list[bytes] = []
+        done: list[Any] = []
         others: list[Entry] = []
         for entry in entries:
             if entry.expected is None and entry.end is End.PROCESSED and not entry.out_of_order:
-                done += (entry.key, entry.fingerprint)
+                done += (subscription, bytearray(entry.key), bytearray(entry.fingerprint), now)
             else:
                 others.append(entry)
         try:
-            insert_rows(
-                self._connection, self._sql["record_done"], (subscription, now), done, width=2
-            )
+            insert_rows(self._connection, self._sql["record_done"], done, width=4)
             for entry in others:
                 if entry.expected is None:
                     self._connection.execute(
@@ -610,7 +626,7 @@ class SqliteLane:
                 "boot": boot_id(),
             },
         )
-        self._owned.pop(session, None)
+        self._pending[session] = None
 
     def _remove(self, changes: Changes) -> None:
         removed = [delivery for delivery in changes.removed if delivery.lock is None]

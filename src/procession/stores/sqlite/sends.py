@@ -67,18 +67,19 @@ class Sender:
                 for subscription in subscriptions:
                     plain += (
                         subscription + number,
-                        message.session,
-                        message.message_id,
+                        _blob(message.session),
+                        bytearray(message.message_id),
                         message.type,
                         message.format,
-                        message.body,
+                        bytearray(message.body),
+                        now,
                     )
             else:
                 for subscription in subscriptions:
                     others += _row(message, subscription + number, now)
             number += 1
-        insert_rows(self._connection, self._sql["send_plain"], (now,), plain, width=6)
-        insert_rows(self._connection, self._sql["send"], (now,), others, width=9)
+        insert_rows(self._connection, self._sql["send_plain"], plain, width=7)
+        insert_rows(self._connection, self._sql["send"], others, width=10)
         return stored
 
     def _readers(self, target: str, now: int) -> tuple[tuple[int, ...], int]:
@@ -116,16 +117,21 @@ class Sender:
         return row is not None
 
 
+def _blob(value: bytes | None) -> bytearray | None:
+    return None if value is None else bytearray(value)
+
+
 def _row(message: Outgoing, place: int, now: int) -> tuple[Any, ...]:
     due_ms = message.due_ms if message.after_ms is None else now + message.after_ms
     later = due_ms is not None and due_ms > now
     return (
         -place if later else place,
-        message.session,
-        message.message_id,
+        _blob(message.session),
+        bytearray(message.message_id),
         message.type,
         message.format,
-        message.body,
+        bytearray(message.body),
+        now,
         json.dumps(message.headers) if message.headers else None,
         None if message.lifetime_ms is None else now + message.lifetime_ms,
         due_ms if later else None,

@@ -12,6 +12,10 @@ from procession.errors import ConfigurationError
 
 DEFAULT_PREFIX = "procession_"
 _PREFIX = re.compile(r"[a-z][a-z0-9_]{0,30}_")
+_RECORD = """
+INSERT INTO procession_meta (name, value) VALUES ('schema', {number})
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+"""
 _FOLDER = files("procession.stores") / "sql" / "sqlite"
 
 
@@ -45,53 +49,46 @@ def statements(prefix: str = DEFAULT_PREFIX) -> dict[str, str]:
     return found
 
 
-ROWS_A_STATEMENT = 50
+# Many rows a statement are a third of the cost a row. Few sizes, since each is a text to prepare.
+ROWS_A_STATEMENT = (64, 8, 1)
 
 
 @cache
-def many_rows(statement: str) -> str:
-    """Return an INSERT of one row as an INSERT of 50: a third cheaper a row.
-
-    Parameters with a number (`?1`) are shared by all rows. They stand first in the row: SQLite
-    numbers each plain `?` one higher than the highest before it.
-    """
+def many_rows(statement: str, rows: int) -> str:
+    """Return an INSERT of one row as an INSERT of several."""
     head, row, tail = re.fullmatch(r"(.*VALUES )(\(.*\))(.*)", statement, re.DOTALL).groups()  # type: ignore[union-attr]  # our own text
-    return head + ", ".join([row] * ROWS_A_STATEMENT) + tail
+    return head + ", ".join([row] * rows) + tail
 
 
 def insert_rows(
-    connection: sqlite3.Connection,
-    statement: str,
-    shared: tuple[Any, ...],
-    values: list[Any],
-    width: int,
+    connection: sqlite3.Connection, statement: str, values: list[Any], width: int
 ) -> None:
-    """Run an INSERT for all rows of `values`, which lists them one after the other.
+    """Run an INSERT for all rows of `values`, which lists them one after the other, `width` values
+    a row.
 
-    Args:
-        shared: values of the statement's numbered parameters.
-        values: `width` values a row.
+    Bytes are best given as bytearray: the driver looks for an adapter of each `bytes`, which takes
+    more than four times as long as to bind it.
     """
-    step = ROWS_A_STATEMENT * width
-    whole = len(values) // step * step
-    if whole:
-        many = many_rows(statement)
-        for start in range(0, whole, step):
-            connection.execute(many, (*shared, *values[start : start + step]))
-    for start in range(whole, len(values), width):
-        connection.execute(statement, (*shared, *values[start : start + width]))
+    start, left = 0, len(values) // width
+    for rows in ROWS_A_STATEMENT:
+        if left < rows:
+            continue
+        many, step = many_rows(statement, rows), rows * width
+        for _ in range(left // rows):
+            connection.execute(many, values[start : start + step])
+            start += step
+        left %= rows
 
 
 @cache
 def migrations(prefix: str = DEFAULT_PREFIX) -> tuple[tuple[int, str, str], ...]:
-    """Return the migrations as (number, name, SQL text), in order."""
+    """Return the migrations as (number, name, SQL text), in order. Each records its number."""
     found = []
     for file in sorted((_FOLDER / "migrations").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
-            found.append(
-                (int(number), name, file.read_text("utf-8").replace(DEFAULT_PREFIX, prefix))
-            )
+            text = file.read_text("utf-8") + _RECORD.format(number=int(number))
+            found.append((int(number), name, text.replace(DEFAULT_PREFIX, prefix)))
     return tuple(found)
 
 

@@ -18,10 +18,11 @@ from procession.abc import (
 )
 from procession.config import Settings
 from procession.errors import ConfigurationError
-from procession.stores.sqlite.connection import Place
+from procession.stores.sqlite.connection import Place, connect, lease_now, wall_now
 from procession.stores.sqlite.dead_letters import SqliteDeadLetters
 from procession.stores.sqlite.lane import SqliteLane
 from procession.stores.sqlite.publisher import SqlitePublisher
+from procession.stores.sqlite.schema import bring_up_to_date, schema_version
 from procession.stores.sqlite.sends import zone
 from procession.stores.sqlite.statements import (
     DEFAULT_PREFIX,
@@ -32,6 +33,8 @@ from procession.stores.sqlite.statements import (
 from procession.stores.sqlite.transactions import Transactions
 from procession.stores.sqlite.workers import SqliteWorkers
 
+# What stands for the queue of a consumer that the library made: it reads none.
+NO_QUEUE = ""
 FEATURES = Features(
     blocking=True, savepoints=True, concurrent_batches=False, durable=True, sql=True
 )
@@ -118,6 +121,13 @@ class SqliteStore:
             return None
         return InboxRow(row[0], row[1], row[2], row[3], bool(row[4]))
 
+    async def skip_waits(self) -> int:
+        main = self._opened()
+        with main.write("making everything due") as connection:
+            retries = connection.execute(main.sql["skip_retries"], (lease_now(),)).rowcount
+            scheduled = connection.execute(main.sql["skip_due"], (wall_now(),)).rowcount
+        return retries + scheduled
+
     async def status(self) -> list[ConsumerStatus]:
         """See `Store.status`."""
         main = self._opened()
@@ -141,12 +151,7 @@ class SqliteStore:
         return self._main
 
     def _bring_up_to_date(self, main: Transactions, migrate: Literal["auto", "check"]) -> None:
-        version = self.version(main.connection)
-        if version > SCHEMA_VERSION:
-            raise ConfigurationError(
-                f"database {self._place.path} has schema version {version}, this code knows "
-                f"{SCHEMA_VERSION}: it was migrated by a newer release; upgrade this one"
-            )
+        version = schema_version(main.connection, self._prefix, self._place.path)
         if version == SCHEMA_VERSION:
             return
         if migrate == "check":
@@ -155,34 +160,24 @@ class SqliteStore:
                 f"{SCHEMA_VERSION}: run `procession migrate`, or set migrate='auto'"
             )
         with main.write("migrating") as connection:
-            # Another process may have been first while this one waited for its turn.
-            version = self.version(connection)
-            for number, _, text in migrations(self._prefix):
-                if number > version:
-                    _run_script(connection, text)
-                    connection.execute(
-                        f"INSERT INTO {self._prefix}meta (name, value) VALUES ('schema', ?) "
-                        "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-                        (number,),
-                    )
+            bring_up_to_date(connection, self._prefix, self._place.path)
 
-    def version(self, connection: sqlite3.Connection) -> int:
-        """Return the schema's version, 0 where there is none."""
-        try:
-            found = connection.execute(
-                "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?",
-                (f"{self._prefix}meta",),
-            ).fetchone()
-            if found is None:
-                return 0
-            row = connection.execute(
-                f"SELECT value FROM {self._prefix}meta WHERE name = 'schema'"
-            ).fetchone()
-        except sqlite3.DatabaseError as error:
-            raise ConfigurationError(
-                f"{self._place.path} cannot be read as an SQLite database ({error}): check the path"
-            ) from error
-        return 0 if row is None else int(row[0])
+    def missing_migrations(self) -> tuple[int, list[tuple[int, str, str]]]:
+        """Return the schema's version, 0 where there is none, and what it lacks as (number, name,
+        SQL). Changes nothing, and makes no file.
+
+        Raises:
+            ConfigurationError: the schema is newer than this code, or the file is no database.
+            StoreUnavailable: the file cannot be opened.
+        """
+        version = 0
+        if self._place.path.exists():
+            connection = connect(self._place)
+            try:
+                version = schema_version(connection, self._prefix, self._place.path)
+            finally:
+                connection.close()
+        return version, [found for found in migrations(self._prefix) if found[0] > version]
 
     def _declare_queue(
         self, connection: sqlite3.Connection, name: str, kind: str, window_ms: int
@@ -202,7 +197,8 @@ class SqliteStore:
         sql = self._opened().sql
         rows = connection.execute(sql["readers"], (queue,)).fetchall()
         taken = connection.execute(sql["reader_of"], (consumer,)).fetchone()
-        if taken is not None and taken[1] != queue:
+        of_library = taken if taken is not None and taken[1] == NO_QUEUE else None
+        if taken is not None and taken[1] not in (queue, NO_QUEUE):
             raise ConfigurationError(
                 f"consumer {consumer!r} reads {taken[1]!r} in this database: its name is part of "
                 f"its dedup keys, so give the consumer of {queue!r} another one"
@@ -215,9 +211,25 @@ class SqliteStore:
                     f"calls it {consumer!r}: a consumer's name is part of its dedup keys, so a new "
                     f"name would run old messages again. Keep name={owner!r}"
                 )
-            connection.execute(sql["name_reader"], (consumer, rows[0][0]))
+            if of_library is not None:
+                self._give_queue(connection, of_library[0], rows[0][0])
+            else:
+                connection.execute(sql["name_reader"], (consumer, rows[0][0]))
+        elif of_library is not None:
+            connection.execute(sql["give_queue"], (queue, "topic", 0, of_library[0]))
         elif taken is None:
             connection.execute(sql["subscribe"], (queue, consumer))
+
+    def _give_queue(self, connection: sqlite3.Connection, consumer: int, queue: int) -> None:
+        """Make a consumer of the library the reader of a queue that has none. It keeps its number,
+        under which its keys are recorded; what waits in the queue moves to it.
+        """
+        sql = self._opened().sql
+        low, high = zone(queue)
+        span = {"low": low, "high": high, "by": zone(consumer)[0] - low}
+        connection.execute(sql["move_messages"], span)
+        row = connection.execute(sql["drop_reader"], (queue,)).fetchall()[0]
+        connection.execute(sql["give_queue"], (*row, consumer))
 
     def _subscription(self, consumer: str) -> int:
         found = self._subscriptions.get(consumer)
@@ -241,6 +253,7 @@ class SqliteStore:
             for end, cause, number in connection.execute(sql["counts"], (subscription,))
         }
         reruns = counts.pop(("rerun", ""), 0)
+        (sent_ms,) = connection.execute(sql["head"], span).fetchone()
         return ConsumerStatus(
             queue=queue,
             consumer=consumer,
@@ -252,14 +265,5 @@ class SqliteStore:
             dead_letters=connection.execute(sql["dead_number"], (subscription,)).fetchone()[0],
             counts=counts,
             reruns=reruns,
+            head_age_ms=None if sent_ms is None else max(0, wall_now() - sent_ms),
         )
-
-
-def _run_script(connection: sqlite3.Connection, text: str) -> None:
-    """Run statements one by one: `executescript` would commit the open transaction first."""
-    statement = ""
-    for line in text.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            connection.execute(statement)
-            statement = ""

@@ -8,9 +8,8 @@ An adapter's own test file is short:
 
         own_table = "procession_inbox"
 
-        @pytest.fixture
-        def make_store(self, tmp_path):
-            return lambda: SqliteStore(f"sqlite:///{tmp_path}/store.db")
+        def place(self, folder):
+            return lambda: SqliteStore(f"sqlite:///{folder}/store.db")
 
         def outside(self, store, statement):
             with contextlib.closing(sqlite3.connect(store.path)) as connection, connection:
@@ -44,7 +43,18 @@ pytest.register_assert_rewrite(
     )
 )
 
-from procession.testing.conformance.stage import StoreHooks  # noqa: E402  asserts first
-from procession.testing.conformance.store import StoreSuite  # noqa: E402
+# ruff: noqa: E402  the asserts of what follows are rewritten, so that a failure shows its values
+from procession.testing.conformance.publisher import PublisherHooks, PublisherSuite
+from procession.testing.conformance.source import SessionSourceSuite, SourceHooks, SourceSuite
+from procession.testing.conformance.stage import StoreHooks
+from procession.testing.conformance.store import StoreSuite
 
-__all__ = ["StoreHooks", "StoreSuite"]
+__all__ = [
+    "PublisherHooks",
+    "PublisherSuite",
+    "SessionSourceSuite",
+    "SourceHooks",
+    "SourceSuite",
+    "StoreHooks",
+    "StoreSuite",
+]

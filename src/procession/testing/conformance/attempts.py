@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from procession.errors import MessageGone, SessionLost
+from procession.abc import Changes, DeadLetter, Hold
+from procession.errors import MessageGone, Reason, SessionLost
 from procession.testing.conformance.stage import Stage, StoreHooks
 
 
@@ -18,13 +19,13 @@ class Attempts(StoreHooks):
         stage.send("x1", session="t")
         stage.send("k1")
         seen = stage.seen()
-        assert self._counts(stage) == {"m1": 0, "m2": 0, "x1": 0, "k1": 0}
+        assert _counts(stage) == {"m1": 0, "m2": 0, "x1": 0, "k1": 0}
         worker = stage.worker()
         lane = stage.lane(worker)
         assert stage.run(lane.begin_attempt(seen["m1"])) == 1
         assert seen["m1"].attempts == 1
         stage.vanish(lane, worker)  # the run never ended
-        assert self._counts(stage) == {"m1": 1, "m2": 0, "x1": 0, "k1": 0}
+        assert _counts(stage) == {"m1": 1, "m2": 0, "x1": 0, "k1": 0}
 
     def test_each_lone_run_counts_one(self, stage: Stage) -> None:
         stage.send("m1", session="s")
@@ -48,7 +49,7 @@ class Attempts(StoreHooks):
         stage.run(lane.flush(stage.alone(fresh, stage.changes([fresh]))))
         stage.run(lane.rollback())
         stage.run(lane.close())
-        assert self._counts(stage) == {"m1": 1, "m2": 0}
+        assert _counts(stage) == {"m1": 1, "m2": 0}
 
     def test_an_attempt_at_a_message_that_is_gone_is_refused(self, stage: Stage) -> None:
         stage.send("m1", session="s")
@@ -73,7 +74,7 @@ class Attempts(StoreHooks):
             stage.run(second.begin_attempt(seen["m1"]))
         stage.run(second.rollback())
         stage.run(first.close())
-        assert self._counts(stage) == {"m1": 0, "m2": 0}
+        assert _counts(stage) == {"m1": 0, "m2": 0}
 
     def test_a_message_of_another_holder_is_not_read_again(self, stage: Stage) -> None:
         stage.send("m1", session="s")
@@ -110,6 +111,51 @@ class Attempts(StoreHooks):
         assert stage.status().owned_sessions == 0
         assert stage.work(second) == ["m2"]
 
+    def test_a_lone_run_that_failed_waits_with_its_session(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        stage.send("k1")
+        seen = stage.seen()
+        first, second = stage.lane(), stage.lane()
+        for name in ("m1", "k1"):
+            fresh = stage.begin_alone(first, seen[name])
+            changes = stage.alone(fresh, Changes())
+            changes.holds.append(Hold(fresh, after_ms=self.moment_ms, attempts=fresh.attempts))
+            stage.commit(first, changes)
+        assert stage.work(second) == []
+        self.pass_time(self.moment_ms + 20)
+        counts = _counts(stage)
+        assert (counts["m1"], counts["k1"], counts.get("m2", 0)) == (1, 1, 0)
+        assert sorted(stage.work(second)) == ["k1", "m1", "m2"]
+
+    def test_a_lone_run_of_a_waiting_message_keeps_its_followers_behind_it(
+        self, stage: Stage
+    ) -> None:
+        stage.send("m1", "m2", "m3", session="s")
+        lane = stage.lane()
+        stage.hold(lane, stage.take(lane)[0], after_ms=0)
+        stage.run(lane.close())
+        first, second = stage.lane(), stage.lane()
+        stage.run(first.begin_attempt(stage.seen()["m1"]))
+        assert stage.work(second) == []
+        stage.run(first.close())
+        assert stage.work(second) == ["m1", "m2", "m3"]
+
+    def test_after_a_lone_run_that_ended_as_a_dead_letter_its_followers_come(
+        self, stage: Stage
+    ) -> None:
+        stage.send("m1", "m2", "m3", session="s")
+        lane = stage.lane()
+        stage.hold(lane, stage.take(lane)[0], after_ms=0)
+        taken = stage.take(lane)
+        stage.run(lane.rollback())
+        fresh = stage.begin_alone(lane, taken[0])
+        changes = stage.alone(fresh, Changes())
+        changes.dead_letters.append(DeadLetter(fresh, None, None, Reason.FAILED, "it failed"))
+        changes.removed.append(fresh)
+        stage.commit(lane, changes)
+        assert stage.letters()[0].attempts == 1
+        assert stage.work(stage.lane()) == ["m2", "m3"]
+
     def test_a_lone_run_whose_worker_was_taken_over_commits_nothing(self, stage: Stage) -> None:
         stage.send("m1", session="s")
         stage.send("k1")
@@ -125,6 +171,6 @@ class Attempts(StoreHooks):
         assert sorted(stage.work(second)) == ["k1", "m1"]
         assert stage.effects() == []
 
-    @staticmethod
-    def _counts(stage: Stage) -> dict[str, int]:
-        return {name: delivery.attempts for name, delivery in stage.seen().items()}
+
+def _counts(stage: Stage) -> dict[str, int]:
+    return {name: delivery.attempts for name, delivery in stage.seen().items()}

@@ -19,14 +19,17 @@ from procession.testing.conformance.stage import (
     CONSUMER,
     OTHER_CONSUMER,
     OTHER_QUEUE,
+    SUBSCRIBERS,
     Stage,
     StoreHooks,
     ids,
+    outgoing,
     print_of,
     together,
 )
 
 KEY_BYTES = 512
+MANY = 120  # more than one statement of many rows, and a rest
 ALIKE = (
     "ABC",
     "abc",
@@ -70,7 +73,7 @@ class Batches(StoreHooks):
         taken = stage.take(lane)
         stage.effect(lane, "e1")
         changes = stage.changes(taken)
-        changes.sends.append(stage.outgoing("r1", target=OTHER_QUEUE))
+        changes.sends.append(outgoing("r1", target=OTHER_QUEUE))
         changes.reruns = 3
         stage.commit(lane, changes)
         assert ids(taken) == ["m1", "m2"]
@@ -84,35 +87,44 @@ class Batches(StoreHooks):
         assert stage.work(lane) == []
 
     def test_a_rollback_after_the_flush_leaves_nothing(self, stage: Stage) -> None:
-        lane = self._flushed(stage)
+        stage.send("m1", session="s")
+        before = stage.picture("m1")
+        lane = _flushed(stage)
         stage.run(lane.rollback())
-        assert stage.picture("m1") == self.before
+        assert stage.picture("m1") == before
         assert stage.work(lane) == ["m1"]
 
     def test_a_lane_that_ends_before_its_commit_leaves_nothing(self, stage: Stage) -> None:
-        lane = self._flushed(stage)
+        stage.send("m1", session="s")
+        before = stage.picture("m1")
+        lane = _flushed(stage)
         stage.run(lane.close())
-        assert stage.picture("m1") == self.before
+        assert stage.picture("m1") == before
         assert stage.work(stage.lane()) == ["m1"]
 
     def test_a_lane_that_is_interrupted_before_its_commit_leaves_nothing(
         self, stage: Stage
     ) -> None:
+        stage.send("m1", session="s")
+        before = stage.picture("m1")
         worker = stage.worker()
-        lane = self._flushed(stage, worker)
+        lane = _flushed(stage, worker)
         stage.vanish(lane, worker)
         with pytest.raises(ProcessionError):
             stage.run(lane.commit())
-        assert stage.picture("m1") == self.before
+        assert stage.picture("m1") == before
         assert stage.work(stage.lane()) == ["m1"]
 
     def test_a_process_that_dies_before_its_commit_leaves_nothing(self, stage: Stage) -> None:
-        self._die_in_a_batch(stage, commit=False)
-        assert stage.picture("m1") == self.before
+        stage.send("m1", session="s")
+        before = stage.picture("m1")
+        _die_in_a_batch(stage, commit=False)
+        assert stage.picture("m1") == before
         assert stage.work(stage.lane()) == ["m1"]
 
     def test_a_process_that_dies_after_its_commit_leaves_all_of_it(self, stage: Stage) -> None:
-        self._die_in_a_batch(stage, commit=True)
+        stage.send("m1", session="s")
+        _die_in_a_batch(stage, commit=True)
         assert stage.state("m1") == InboxState.DONE
         assert stage.effects() == ["e1"]
         assert stage.status().counts == {("processed", ""): 1}
@@ -132,6 +144,16 @@ class Batches(StoreHooks):
         assert row.end == End.PROCESSED
         assert row.recorded_ms is not None
         assert stage.run(other.inbox(CONSUMER, b"m2")) is None
+
+    def test_a_batch_of_many_ends_all_of_them(self, stage: Stage) -> None:
+        names = [f"m{number:03}" for number in range(MANY)]
+        stage.send(*names, session="s")
+        lane = stage.lane()
+        taken = stage.take(lane, MANY)
+        assert ids(taken) == names
+        stage.finish(lane, taken)
+        assert {stage.state(name) for name in names} == {InboxState.DONE}
+        assert stage.status().waiting == 0
 
     def test_of_a_batch_only_what_ended_is_removed(self, stage: Stage) -> None:
         names = [f"m{number}" for number in range(7)]
@@ -166,6 +188,20 @@ class Batches(StoreHooks):
         assert stage.picture("m1", "m2") == before
         assert ids(stage.take(lane)) == ["m1", "m2"]
 
+    def test_one_known_key_refuses_a_whole_batch_of_many(self, stage: Stage) -> None:
+        names = [f"m{number:03}" for number in range(MANY)]
+        lane = stage.lane()
+        _record(stage, lane, Entry(names[MANY // 2].encode(), print_of(b"")))
+        stage.send(*names, session="s")
+        before = stage.picture(*names)
+        changes = stage.changes(stage.take(lane, MANY))
+        for entry in changes.entries:
+            entry.expected = None
+        with pytest.raises(DuplicateKey):
+            stage.commit(lane, changes)
+        stage.run(lane.rollback())
+        assert stage.picture(*names) == before
+
     def test_of_copies_that_run_at_the_same_moment_one_commits(self, stage: Stage) -> None:
         lanes = [stage.lane() for _ in range(4)]
         for _ in lanes:
@@ -196,16 +232,16 @@ class Batches(StoreHooks):
     def test_a_key_moves_on_from_the_expected_state_alone(self, stage: Stage) -> None:
         first, second = print_of(b"first"), print_of(b"second")
         lane = stage.lane()
-        self._record(stage, lane, Entry(b"k", first, InboxState.DEAD, End.DEAD_LETTERED))
+        _record(stage, lane, Entry(b"k", first, InboxState.DEAD, End.DEAD_LETTERED))
         for expected in (InboxState.HELD, InboxState.DONE):
             with pytest.raises(DuplicateKey):
-                self._record(stage, lane, Entry(b"k", second, expected=expected))
+                _record(stage, lane, Entry(b"k", second, expected=expected))
             stage.run(lane.rollback())
         assert stage.state("k") == InboxState.DEAD
         moved = Entry(b"k", second, expected=InboxState.DEAD, out_of_order=True)
-        self._record(stage, lane, moved)
+        _record(stage, lane, moved)
         with pytest.raises(DuplicateKey):
-            self._record(stage, lane, moved)
+            _record(stage, lane, moved)
         stage.run(lane.rollback())
         row = stage.run(stage.store.inbox(CONSUMER, b"k"))
         assert row is not None
@@ -216,17 +252,17 @@ class Batches(StoreHooks):
             assert judge(row.state, row.fingerprint, fingerprint) == Verdict.DUPLICATE
 
     def test_each_consumer_has_an_inbox_of_its_own(self, stage: Stage) -> None:
-        self._record(stage, stage.lane(), Entry(b"k", print_of(b"k")))
-        self._record(stage, stage.lane(consumer=OTHER_CONSUMER), Entry(b"k", print_of(b"k")))
+        _record(stage, stage.lane(), Entry(b"k", print_of(b"k")))
+        _record(stage, stage.lane(consumer=OTHER_CONSUMER), Entry(b"k", print_of(b"k")))
         assert stage.state("k") == stage.state("k", OTHER_CONSUMER) == InboxState.DONE
-        assert stage.state("k", "nobody at all") is None
+        assert stage.state("k", SUBSCRIBERS[0]) is None
 
     def test_keys_are_told_apart_byte_by_byte(self, stage: Stage) -> None:
         lane = stage.lane()
         keys = [key.encode() for key in ALIKE]
         for number, key in enumerate(keys):
             assert stage.state(key) is None, key
-            self._record(stage, lane, Entry(key, print_of(b"%d" % number)))
+            _record(stage, lane, Entry(key, print_of(b"%d" % number)))
         stage.run(lane.begin())
         rows = stage.run(lane.judge([*keys, b"ABc"]))
         stage.run(lane.rollback())
@@ -235,7 +271,7 @@ class Batches(StoreHooks):
         }
         for key in keys:
             with pytest.raises(DuplicateKey):
-                self._record(stage, lane, Entry(key, print_of(b"again")))
+                _record(stage, lane, Entry(key, print_of(b"again")))
             stage.run(lane.rollback())
 
     def test_message_ids_and_sessions_come_back_byte_by_byte(self, stage: Stage) -> None:
@@ -251,9 +287,9 @@ class Batches(StoreHooks):
     def test_the_verdict_of_the_fetch_is_the_verdict_of_the_inbox(self, stage: Stage) -> None:
         lane = stage.lane()
         done, dead, held = b"done", b"dead", b"held"
-        self._record(stage, lane, Entry(done, print_of(b"1")))
-        self._record(stage, lane, Entry(dead, print_of(b"2"), InboxState.DEAD, End.DEAD_LETTERED))
-        self._record(stage, lane, Entry(held, print_of(b"3"), InboxState.HELD, None))
+        _record(stage, lane, Entry(done, print_of(b"1")))
+        _record(stage, lane, Entry(dead, print_of(b"2"), InboxState.DEAD, End.DEAD_LETTERED))
+        _record(stage, lane, Entry(held, print_of(b"3"), InboxState.HELD, None))
         stage.send("done", "dead", "held", "new")
         taken = stage.take(lane)
         rows = stage.run(lane.judge([delivery.message_id for delivery in taken]))
@@ -283,54 +319,49 @@ class Batches(StoreHooks):
         assert stage.picture("m1", "m2") == before
         assert stage.state("another key") is None
 
-    # Parts.
 
-    before: object
+def _flushed(stage: Stage, worker: str | None = None) -> Lane:
+    """Return a lane with a batch of `m1` that is flushed and not committed."""
+    lane = stage.lane(worker)
+    _flush(stage, lane)
+    return lane
 
-    def _flushed(self, stage: Stage, worker: str | None = None) -> Lane:
-        stage.send("m1", session="s")
-        self.before = stage.picture("m1")
-        lane = stage.lane(worker)
-        self._flush(stage, lane)
-        return lane
 
-    @staticmethod
-    def _flush(stage: Stage, lane: Lane) -> None:
-        taken = stage.take(lane)
-        stage.effect(lane, "e1")
-        changes = stage.changes(taken)
-        changes.sends.append(stage.outgoing("r1", target=OTHER_QUEUE))
-        changes.reruns = 1
-        stage.run(lane.flush(changes))
+def _flush(stage: Stage, lane: Lane) -> None:
+    taken = stage.take(lane)
+    stage.effect(lane, "e1")
+    changes = stage.changes(taken)
+    changes.sends.append(outgoing("r1", target=OTHER_QUEUE))
+    changes.reruns = 1
+    stage.run(lane.flush(changes))
 
-    @staticmethod
-    def _record(stage: Stage, lane: Lane, entry: Entry) -> None:
-        changes = Changes()
-        changes.entries.append(entry)
-        stage.run(lane.begin())
-        stage.commit(lane, changes)
 
-    def _die_in_a_batch(self, stage: Stage, *, commit: bool) -> None:
-        """Let a child process die in a batch, by a signal that nothing can catch."""
-        if not stage.features.durable or not hasattr(os, "fork"):
-            pytest.skip("nothing of this store survives a process")
-        stage.send("m1", session="s")
-        self.before = stage.picture("m1")
-        worker = stage.worker()
-        with warnings.catch_warnings():
-            # The child uses connections of its own alone, and never returns.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            try:
-                store = stage.open()
-                lane = stage.run(store.lane(CONSUMER, worker=worker, number=1))
-                self._flush(stage, lane)
-                if commit:
-                    stage.run(lane.commit())
-                os.kill(os.getpid(), signal.SIGKILL)
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), "the child failed before it could die"
-        assert stage.run(stage.workers.take_over(worker, dead=True)) is not None
+def _record(stage: Stage, lane: Lane, entry: Entry) -> None:
+    changes = Changes()
+    changes.entries.append(entry)
+    stage.run(lane.begin())
+    stage.commit(lane, changes)
+
+
+def _die_in_a_batch(stage: Stage, *, commit: bool) -> None:
+    """Let a child process die in a batch, by a signal that nothing can catch."""
+    if not stage.features.durable or not hasattr(os, "fork"):
+        pytest.skip("nothing of this store survives a process")
+    worker = stage.worker()
+    with warnings.catch_warnings():
+        # The child uses connections of its own alone, and never returns.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        try:
+            store = stage.open()
+            lane = stage.run(store.lane(CONSUMER, worker=worker, number=1))
+            _flush(stage, lane)
+            if commit:
+                stage.run(lane.commit())
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the child failed before it could die"
+    assert stage.run(stage.workers.take_over(worker, dead=True)) is not None

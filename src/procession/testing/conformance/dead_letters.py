@@ -21,6 +21,7 @@ from procession.testing.conformance.stage import (
     StoreHooks,
     body_of,
     ids,
+    outgoing,
     print_of,
     together,
 )
@@ -32,7 +33,7 @@ class DeadLetterKeeping(StoreHooks):
     """Dead letters, from the batch to the end of their replay."""
 
     def test_a_dead_letter_keeps_all_of_its_message(self, stage: Stage) -> None:
-        message = stage.outgoing("m1", "s")
+        message = outgoing("m1", "s")
         message.is_plain, message.headers = False, {"correlation-id": "c"}
         stage.run(stage.publisher.publish([message]))
         lane = stage.lane()
@@ -143,11 +144,9 @@ class DeadLetterKeeping(StoreHooks):
     def test_after_an_edit_copies_of_the_old_and_the_new_payload_are_known(
         self, stage: Stage
     ) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         new = print_of(b"mended")
-        stage.run(
-            stage.dead_letters.edit(letter.number, body=b"mended", fingerprint=new, by=BY)
-        )
+        stage.run(stage.dead_letters.edit(letter.number, body=b"mended", fingerprint=new, by=BY))
         (edited,) = stage.letters()
         assert (edited.body, edited.fingerprint) == (b"mended", new)
         assert edited.number == letter.number
@@ -159,7 +158,7 @@ class DeadLetterKeeping(StoreHooks):
         assert judge(row.state, row.fingerprint, print_of(b"other")) == Verdict.CONFLICT
 
     def test_an_edit_is_what_the_replay_runs(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         new = print_of(b"mended")
         for _ in range(2):
             stage.run(
@@ -178,7 +177,7 @@ class DeadLetterKeeping(StoreHooks):
     # Replay.
 
     def test_a_replay_runs_in_its_session_and_moves_the_key_on(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         stage.send("m2", session="s")
         stage.run(stage.dead_letters.replay(letter.number, by=BY))
         assert stage.letters(status="queued")[0].number == letter.number
@@ -198,7 +197,7 @@ class DeadLetterKeeping(StoreHooks):
         assert stage.status().dead_letters == 0
 
     def test_a_replay_is_queued_once_however_often_it_is_asked_for(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         operators = [stage.run(stage.open().dead_letters()) for _ in range(4)]
         outcomes = together(
             *(
@@ -217,7 +216,7 @@ class DeadLetterKeeping(StoreHooks):
             stage.run(stage.dead_letters.replay(letter.number, by=BY))
 
     def test_a_replay_that_dies_again_waits_for_a_decision_again(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         lane = stage.lane()
         for _ in range(2):
             stage.run(stage.dead_letters.replay(letter.number, by=BY))
@@ -232,7 +231,7 @@ class DeadLetterKeeping(StoreHooks):
         assert stage.work(lane) == ["m1"]
 
     def test_a_replay_that_waits_for_a_retry_is_still_the_replay(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         stage.run(stage.dead_letters.replay(letter.number, by=BY))
         lane = stage.lane()
         stage.hold(lane, stage.take(lane)[0], after_ms=0)
@@ -242,11 +241,11 @@ class DeadLetterKeeping(StoreHooks):
         assert stage.letters(status=None)[0].status == "replayed"
 
     def test_a_copy_of_a_letter_that_is_queued_for_replay_is_not_run(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         stage.run(stage.dead_letters.replay(letter.number, by=BY))
         stage.send("m1", session="s")
         taken = stage.take(stage.lane())
-        verdicts = {self._verdict(delivery) for delivery in taken}
+        verdicts = {_verdict(delivery) for delivery in taken}
         assert verdicts == {Verdict.FRESH, Verdict.DEAD}
 
     def test_a_conflict_is_replayed_under_a_new_key_alone(self, stage: Stage) -> None:
@@ -283,7 +282,7 @@ class DeadLetterKeeping(StoreHooks):
     # Discard.
 
     def test_a_discarded_letter_has_ended_for_good(self, stage: Stage) -> None:
-        letter = self._dead(stage)
+        letter = _dead(stage)
         stage.run(stage.dead_letters.discard(letter.number, by=BY, why="it was a test"))
         (ended,) = stage.letters(status=None)
         assert ended.status == "discarded"
@@ -310,22 +309,20 @@ class DeadLetterKeeping(StoreHooks):
             with pytest.raises(OperatorError, match="987"):
                 stage.run(attempt)
 
-    # Parts.
 
-    @staticmethod
-    def _dead(stage: Stage) -> DeadLetterRecord:
-        stage.send("m1", session="s")
-        lane = stage.lane()
-        stage.kill(lane, stage.take(lane)[0])
-        stage.run(lane.close())
-        (letter,) = stage.letters()
-        return letter
+def _dead(stage: Stage) -> DeadLetterRecord:
+    stage.send("m1", session="s")
+    lane = stage.lane()
+    stage.kill(lane, stage.take(lane)[0])
+    stage.run(lane.close())
+    (letter,) = stage.letters()
+    return letter
 
-    @staticmethod
-    def _verdict(delivery: Delivery) -> Verdict:
-        return judge(
-            delivery.state,
-            delivery.fingerprint,
-            print_of(delivery.body),
-            own=delivery.replay_of is not None,
-        )
+
+def _verdict(delivery: Delivery) -> Verdict:
+    return judge(
+        delivery.state,
+        delivery.fingerprint,
+        print_of(delivery.body),
+        own=delivery.replay_of is not None,
+    )

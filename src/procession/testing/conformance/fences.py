@@ -23,18 +23,18 @@ class Fences(StoreHooks):
     def test_the_holder_of_a_session_commits(self, stage: Stage) -> None:
         lane = stage.lane()
         assert stage.run(lane.own({SESSION})) == {SESSION}
-        self._commits(stage, lane, "e1")
-        self._commits(stage, lane, "e2")
+        _commits(stage, lane, "e1")
+        _commits(stage, lane, "e2")
 
     def test_without_the_session_nothing_commits(self, stage: Stage) -> None:
-        self._is_refused(stage, stage.lane())
+        _is_refused(stage, stage.lane())
 
     def test_own_leaves_out_what_another_holder_owns(self, stage: Stage) -> None:
         first, second = stage.lane(), stage.lane()
         assert stage.run(first.own({b"s", b"t"})) == {b"s", b"t"}
         assert stage.run(second.own({b"t", b"u"})) == {b"u"}
-        self._commits(stage, first, "e1", session=b"t")
-        self._is_refused(stage, second, session=b"t")
+        _commits(stage, first, "e1", session=b"t")
+        _is_refused(stage, second, session=b"t")
 
     def test_sessions_are_owned_byte_by_byte(self, stage: Stage) -> None:
         first, second = stage.lane(), stage.lane()
@@ -48,12 +48,12 @@ class Fences(StoreHooks):
         first, second = stage.lane(worker), stage.lane()
         assert stage.run(first.own({SESSION})) == {SESSION}
         stage.expire(worker)
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
         assert stage.run(second.own({SESSION})) == {SESSION}
-        self._is_refused(stage, first)
-        self._commits(stage, second, "e2")
+        _is_refused(stage, first)
+        _commits(stage, second, "e2")
         stage.run(second.release({SESSION}))
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
 
     def test_a_takeover_in_the_middle_of_a_batch_leaves_nothing_of_it(self, stage: Stage) -> None:
         if not stage.features.concurrent_batches:
@@ -105,11 +105,11 @@ class Fences(StoreHooks):
         first, second = stage.lane(), stage.lane()
         assert stage.run(first.own({SESSION})) == {SESSION}
         stage.run(first.release({SESSION}))
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
         assert stage.run(second.own({SESSION})) == {SESSION}
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
         stage.run(second.release({SESSION}))
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
 
     def test_a_holder_is_never_used_again(self, stage: Stage) -> None:
         # A lane is made anew under its old name after a fault, while the old one may live on.
@@ -119,23 +119,23 @@ class Fences(StoreHooks):
         assert stage.run(old.own({SESSION})) == {SESSION}
         stage.run(old.release({SESSION}))
         assert stage.run(old.own({SESSION})) == {SESSION}
-        self._commits(stage, old, "e1")
+        _commits(stage, old, "e1")
         if stage.run(new.own({SESSION})):  # else the old one goes on to hold it
-            self._is_refused(stage, old)
-            self._commits(stage, new, "e2")
+            _is_refused(stage, old)
+            _commits(stage, new, "e2")
             stage.run(new.release({SESSION}))
             assert stage.run(other.own({SESSION})) == {SESSION}
             stage.run(other.release({SESSION}))
             assert stage.run(new.own({SESSION})) == {SESSION}
-            self._is_refused(stage, old)
-            self._commits(stage, new, "e3")
+            _is_refused(stage, old)
+            _commits(stage, new, "e3")
 
     def test_of_two_lanes_of_one_worker_one_holds_a_session(self, stage: Stage) -> None:
         worker = stage.worker()
         lanes = [stage.lane(worker) for _ in range(2)]
         for lane in lanes:
             stage.run(lane.own({SESSION}))
-        able = [self._can_commit(stage, lane, f"e{n}") for n, lane in enumerate(lanes)]
+        able = [_can_commit(stage, lane, f"e{n}") for n, lane in enumerate(lanes)]
         assert sorted(able) == [False, True]
 
     def test_what_one_lane_accepted_no_other_lane_reads(self, stage: Stage) -> None:
@@ -156,7 +156,7 @@ class Fences(StoreHooks):
         assert stage.run(first.own({SESSION})) == {SESSION}
         stage.run(second.release({SESSION, b"of nobody"}))
         assert stage.run(second.own({SESSION})) == set()
-        self._commits(stage, first, "e1")
+        _commits(stage, first, "e1")
 
     def test_a_batch_may_give_its_session_up_with_its_commit(self, stage: Stage) -> None:
         first, second = stage.lane(), stage.lane()
@@ -166,7 +166,7 @@ class Fences(StoreHooks):
         changes.release.add(SESSION)
         stage.run(first.begin())
         stage.commit(first, changes)
-        self._is_refused(stage, first)
+        _is_refused(stage, first)
         assert stage.run(second.own({SESSION})) == {SESSION}
 
     def test_a_closed_lane_owns_nothing(self, stage: Stage) -> None:
@@ -174,6 +174,20 @@ class Fences(StoreHooks):
         stage.run(first.own({SESSION}))
         stage.run(first.close())
         assert stage.run(second.own({SESSION})) == {SESSION}
+
+    def test_closing_the_lane_of_a_lost_worker_frees_nothing_of_its_successor(
+        self, stage: Stage
+    ) -> None:
+        worker = stage.worker()
+        first, second = stage.lane(worker), stage.lane()
+        stage.run(first.own({SESSION}))
+        stage.run(stage.workers.take_over(worker, dead=True))
+        stage.run(second.own({SESSION}))
+        stage.run(first.release({SESSION}))
+        stage.run(first.close())
+        stage.run(stage.workers.leave(worker))
+        assert stage.run(stage.lane().own({SESSION})) == set()
+        _commits(stage, second, "e1")
 
     def test_one_lost_session_refuses_the_whole_batch(self, stage: Stage) -> None:
         first, second = stage.lane(), stage.lane()
@@ -189,7 +203,7 @@ class Fences(StoreHooks):
             stage.commit(first, changes)
         stage.run(first.rollback())
         assert stage.picture("zombie") == before
-        self._commits(stage, first, "e1")
+        _commits(stage, first, "e1")
 
     def test_messages_of_a_session_that_is_owned_elsewhere_are_not_read(self, stage: Stage) -> None:
         owner, other = stage.lane(), stage.lane()
@@ -210,34 +224,36 @@ class Fences(StoreHooks):
         assert ids(taken) == ["m1", "m2"]
         stage.finish(owner, taken)
 
-    # Parts.
 
-    def _batch(self, stage: Stage, lane: Lane, name: str, session: bytes) -> None:
-        changes = Changes()
-        changes.fence.add(session)
-        changes.entries.append(Entry(name.encode(), print_of(b"")))
-        stage.run(lane.begin())
-        stage.effect(lane, name)
-        stage.commit(lane, changes)
+def _batch(stage: Stage, lane: Lane, name: str, session: bytes) -> None:
+    changes = Changes()
+    changes.fence.add(session)
+    changes.entries.append(Entry(name.encode(), print_of(b"")))
+    stage.run(lane.begin())
+    stage.effect(lane, name)
+    stage.commit(lane, changes)
 
-    def _commits(self, stage: Stage, lane: Lane, name: str, session: bytes = SESSION) -> None:
-        """A batch of the lane, fenced on the session, commits."""
-        self._batch(stage, lane, name, session)
-        assert name in stage.effects()
-        assert stage.state(name) is not None
 
-    def _is_refused(self, stage: Stage, lane: Lane, session: bytes = SESSION) -> None:
-        """A batch of the lane, fenced on the session, is refused, and nothing of it is left."""
-        before = stage.picture("zombie")
-        with pytest.raises(SessionLost):
-            self._batch(stage, lane, "zombie", session)
+def _commits(stage: Stage, lane: Lane, name: str, session: bytes = SESSION) -> None:
+    """A batch of the lane, fenced on the session, commits."""
+    _batch(stage, lane, name, session)
+    assert name in stage.effects()
+    assert stage.state(name) is not None
+
+
+def _is_refused(stage: Stage, lane: Lane, session: bytes = SESSION) -> None:
+    """A batch of the lane, fenced on the session, is refused, and nothing of it is left."""
+    before = stage.picture("zombie")
+    with pytest.raises(SessionLost):
+        _batch(stage, lane, "zombie", session)
+    stage.run(lane.rollback())
+    assert stage.picture("zombie") == before
+
+
+def _can_commit(stage: Stage, lane: Lane, name: str) -> bool:
+    try:
+        _batch(stage, lane, name, SESSION)
+    except ProcessionError:
         stage.run(lane.rollback())
-        assert stage.picture("zombie") == before
-
-    def _can_commit(self, stage: Stage, lane: Lane, name: str) -> bool:
-        try:
-            self._batch(stage, lane, name, SESSION)
-        except ProcessionError:
-            stage.run(lane.rollback())
-            return False
-        return True
+        return False
+    return True

@@ -93,8 +93,17 @@ class _History:
 
     def step(self) -> None:
         action = self.draw.choices(
-            (self.send, self.work, self.roll_back, self.hold, self.vanish, self.reopen),
-            weights=(6, 8, 3, 2, 1, 1),
+            (
+                self.send,
+                self.work,
+                self.roll_back,
+                self.hold,
+                self.attempt,
+                self.own,
+                self.vanish,
+                self.reopen,
+            ),
+            weights=(7, 8, 3, 2, 2, 1, 1, 1),
         )[0]
         action()
 
@@ -155,6 +164,27 @@ class _History:
         )
         self.stage.commit(lane, changes)
 
+    def attempt(self) -> None:
+        """Begin a lone run; it ends, or not."""
+        _, lane = self.draw.choice(self.workers)
+        taken = self.stage.take(lane, 5)
+        self.stage.run(lane.rollback())
+        if not taken:
+            return
+        fresh = self.stage.begin_alone(lane, taken[0])
+        self.stage.effect(lane, fresh.message_id.decode())
+        if self.draw.random() < 0.5:
+            self.stage.commit(lane, self.stage.alone(fresh, self.stage.changes([fresh])))
+            self.ended += ids([fresh])
+        else:
+            self.stage.run(lane.rollback())
+
+    def own(self) -> None:
+        """Own a session, or give it up."""
+        _, lane = self.draw.choice(self.workers)
+        session = {self.draw.choice("abc").encode()}
+        self.stage.run(lane.own(session) if self.draw.random() < 0.5 else lane.release(session))
+
     def vanish(self) -> None:
         worker, lane = self.workers.pop(self.draw.randrange(len(self.workers)))
         if self.draw.random() < 0.5:
@@ -170,14 +200,14 @@ class _History:
         self._add_worker()
 
     def finish(self) -> None:
-        """Let the living lanes finish what is left."""
-        idle = 0
-        while idle < LANES:
-            idle = 0
+        """Let the living lanes finish what is left, in turn."""
+        worked = True
+        while worked:
+            worked = False
             for _, lane in self.workers:
-                if not self.batch(lane, 50):
-                    self.stage.run(lane.close())
-                    idle += 1
+                while self.batch(lane, 50):
+                    worked = True
+                self.stage.run(lane.close())  # what it read and left is free for the others
             self.workers = [(worker, self.stage.lane(worker)) for worker, _ in self.workers]
 
     def check(self) -> None:

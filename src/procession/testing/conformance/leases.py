@@ -129,8 +129,8 @@ class Leases(StoreHooks):
     # Suspicion.
 
     def test_what_a_vanished_worker_held_comes_in_small_batches(self, stage: Stage) -> None:
-        names = self._send_many(stage, SUSPECT_BATCH * 2 + 3)
-        self._vanish_with(stage, names)
+        names = _send_many(stage, SUSPECT_BATCH * 2 + 3)
+        _vanish_with(stage, names)
         lane = stage.lane()
         ended: list[str] = []
         while len(ended) < len(names):
@@ -140,11 +140,11 @@ class Leases(StoreHooks):
             stage.finish(lane, fetched.deliveries)
             ended += ids(fetched.deliveries)
         assert ended == names
-        self._is_trusted(stage)
+        _is_trusted(stage)
 
     def test_after_a_second_disappearance_they_run_alone(self, stage: Stage) -> None:
-        names = self._send_many(stage, SUSPECT_BATCH + 3)
-        self._vanish_with(stage, names)
+        names = _send_many(stage, SUSPECT_BATCH + 3)
+        _vanish_with(stage, names)
         second = stage.worker()
         lane = stage.lane(second)
         suspects = stage.look(lane)
@@ -160,12 +160,12 @@ class Leases(StoreHooks):
         stage.leave(lane, fetched)
         assert set(suspects) <= set(alone)
         assert sorted(alone + stage.work(lane)) == names
-        self._is_trusted(stage)
+        _is_trusted(stage)
 
     def test_a_message_that_ends_processes_is_counted_and_its_neighbours_are_not(
         self, stage: Stage
     ) -> None:
-        names = self._send_many(stage, 6)
+        names = _send_many(stage, 6)
         killer = names[2]
         for _ in range(8):
             worker = stage.worker()
@@ -198,31 +198,30 @@ class Leases(StoreHooks):
         stage.leave(lane, fetched)
         assert all(stage.state(name) is not None for name in names)
 
-    # Parts.
 
-    @staticmethod
-    def _send_many(stage: Stage, number: int) -> list[str]:
-        names = [f"m{index:03}" for index in range(number)]
-        for name in names:
-            stage.send(name, session=name)
-        return names
+def _send_many(stage: Stage, number: int) -> list[str]:
+    names = [f"m{index:03}" for index in range(number)]
+    for name in names:
+        stage.send(name, session=name)
+    return names
 
-    @staticmethod
-    def _vanish_with(stage: Stage, names: list[str]) -> None:
-        worker = stage.worker()
-        lane = stage.lane(worker)
-        assert ids(stage.take(lane)) == names
-        stage.vanish(lane, worker)
-        with pytest.raises(ProcessionError):
-            stage.run(lane.commit())
 
-    def _is_trusted(self, stage: Stage) -> None:
-        """What comes now runs in whole batches again."""
-        lane = stage.lane()
-        stage.rest(lane)
-        names = [f"n{index:03}" for index in range(SUSPECT_BATCH * 2)]
-        for name in names:
-            stage.send(name, session=name)
-        fetched = stage.fetch(lane)
-        assert not fetched.alone
-        assert ids(fetched.deliveries) == names
+def _vanish_with(stage: Stage, names: list[str]) -> None:
+    worker = stage.worker()
+    lane = stage.lane(worker)
+    assert ids(stage.take(lane)) == names
+    stage.vanish(lane, worker)
+    with pytest.raises(ProcessionError):
+        stage.run(lane.commit())
+
+
+def _is_trusted(stage: Stage) -> None:
+    """What comes now runs in whole batches again."""
+    lane = stage.lane()
+    stage.rest(lane)
+    names = [f"n{index:03}" for index in range(SUSPECT_BATCH * 2)]
+    for name in names:
+        stage.send(name, session=name)
+    fetched = stage.fetch(lane)
+    assert not fetched.alone
+    assert ids(fetched.deliveries) == names

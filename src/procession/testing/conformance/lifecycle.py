@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -60,15 +61,13 @@ class Lifecycle(StoreHooks):
         self.run(checked.close())
         self.run(store.close())
 
-    def test_a_newer_schema_is_refused(
-        self, stage: Stage, make_store: Callable[[], Store]
-    ) -> None:
+    def test_a_newer_schema_is_refused(self, stage: Stage, make_store: Callable[[], Store]) -> None:
         if not self.make_schema_newer(stage.store):
             pytest.skip("no way was given to make the schema newer")
         for migrate in ("auto", "check"):
             store = make_store()
             with pytest.raises(ConfigurationError, match="newer"):
-                self.run(store.open(migrate=migrate))  # type: ignore[arg-type]
+                self.run(store.open(migrate=migrate))
 
     # Declaring.
 
@@ -120,18 +119,12 @@ class Lifecycle(StoreHooks):
         assert (status.queue, status.consumer) == (QUEUE, CONSUMER)
         assert (status.waiting, status.scheduled, status.held) == (5, 1, 0)
         lane = stage.lane()
-        taken = stage.take(lane)
-        changes = stage.changes([taken[3]])
-        assert taken[4].session == b"u"
-        stage.run(lane.rollback())
-        stage.take(lane)
-        stage.hold(lane, taken[0], after_ms=self.moment_ms * 100)
+        stage.hold(lane, stage.take(lane)[0], after_ms=self.moment_ms * 100)
         fetched = stage.fetch(lane)
         stage.leave(lane, fetched)
         status = stage.status()
         assert (status.waiting, status.scheduled, status.held) == (2, 1, 3)
         assert status.retrying_sessions == 1
-        del changes
         taken = stage.take(lane)
         stage.finish(lane, taken[:1])
         stage.kill(lane, stage.take(lane)[0])
@@ -146,6 +139,20 @@ class Lifecycle(StoreHooks):
         stage.run(owner.release({b"a", b"b"}))
         assert stage.status().owned_sessions == 0
 
+    def test_the_age_of_the_oldest_message_is_told(self, stage: Stage) -> None:
+        assert stage.status().head_age_ms is None
+        stage.send("m1", session="s")
+        self.pass_time(self.moment_ms)
+        stage.send("x1", session="t")
+        stage.send("k1", after_ms=self.moment_ms * 100)
+        lane = stage.lane()
+        stage.hold(lane, stage.take(lane)[0], after_ms=self.moment_ms * 100)
+        age_ms = stage.status().head_age_ms
+        assert age_ms is not None
+        assert age_ms >= self.moment_ms - 1
+        assert stage.work(lane) == ["x1"]
+        assert (stage.status().head_age_ms or 0) >= self.moment_ms - 1
+
     def test_counts_add_up(self, stage: Stage) -> None:
         lane = stage.lane()
         for _ in range(2):
@@ -159,7 +166,7 @@ class Lifecycle(StoreHooks):
     def test_passing_sessions_leave_nothing(self, stage: Stage) -> None:
         lane = stage.lane()
         for number in range(5):
-            stage.send("m%d" % number, session="s%d" % number)
+            stage.send(f"m{number}", session=f"s{number}")
         stage.hold(lane, stage.take(lane)[0], after_ms=0)
         assert len(stage.work(lane)) == 5
         stage.run(lane.own({b"s7"}))
@@ -180,7 +187,7 @@ class Lifecycle(StoreHooks):
 
     def test_closing_is_harmless_twice(self, stage: Stage) -> None:
         store = stage.open()
-        closed = [
+        closed: list[Any] = [
             stage.lane(),
             stage.run(store.publisher()),
             stage.run(store.workers()),
@@ -188,7 +195,7 @@ class Lifecycle(StoreHooks):
             store,
         ]
         for thing in (*closed, *closed):
-            stage.run(thing.close())  # type: ignore[attr-defined]
+            stage.run(thing.close())
         interrupted = stage.lane()
         interrupted.interrupt()
         interrupted.interrupt()

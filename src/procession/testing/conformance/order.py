@@ -15,6 +15,7 @@ from procession.testing.conformance.stage import (
     StoreHooks,
     body_of,
     ids,
+    outgoing,
 )
 
 
@@ -43,11 +44,11 @@ class Order(StoreHooks):
             stage.finish(lane, taken)
 
     def test_a_message_comes_as_it_was_sent(self, stage: Stage) -> None:
-        message = stage.outgoing("m1", "s")
+        message = outgoing("m1", "s")
         message.is_plain = False
         message.headers = {"correlation-id": "c", "ü": "\U0001f9fe\n"}
         message.lifetime_ms = 60_000
-        plain = stage.outgoing("m2")
+        plain = outgoing("m2")
         plain.type, plain.format, plain.body = "", 2, b""
         stage.run(stage.publisher.publish([message, plain]))
         first, second = stage.take(stage.lane())
@@ -55,7 +56,8 @@ class Order(StoreHooks):
         assert (int(first.format), bytes(first.body)) == (0, body_of("m1"))
         assert dict(first.headers) == message.headers
         assert first.expires_ms == first.sent_at_ms + 60_000
-        assert (first.attempts, first.replay_of, first.held, first.lock) == (0, None, False, None)
+        assert (first.attempts, first.replay_of, first.lock) == (0, None, None)
+        assert not first.held
         assert (second.session, second.type, int(second.format), second.body) == (None, "", 2, b"")
         assert dict(second.headers) == {}
         assert second.expires_ms is None
@@ -190,6 +192,38 @@ class Order(StoreHooks):
         self.pass_time(self.moment_ms + 20)
         assert stage.work(lane, 5) == [f"m{number:03}" for number in range(200)]
 
+    def test_many_sessions_may_wait_at_the_same_moment(self, stage: Stage) -> None:
+        names = [f"m{number:02}" for number in range(40)]
+        for name in names:
+            stage.send(name, f"{name}b", session=name)
+        lane = stage.lane()
+        taken = stage.take(lane)
+        changes = stage.fenced(Changes(), taken)
+        changes.holds += [
+            Hold(delivery, after_ms=self.moment_ms, attempts=0)
+            for delivery in taken
+            if not delivery.message_id.endswith(b"b")
+        ]
+        stage.commit(lane, changes)
+        assert stage.work(lane) == []
+        self.pass_time(self.moment_ms + 20)
+        ended = stage.work(lane, 10)
+        for name in names:
+            assert [end for end in ended if end.startswith(name)] == [name, f"{name}b"]
+        assert len(ended) == len(names) * 2
+
+    def test_all_that_waits_can_be_made_due(self, stage: Stage) -> None:
+        stage.send("m1", "m2", session="s")
+        stage.send("k1", after_ms=self.moment_ms * 1_000)
+        stage.send("x1", session="t")
+        lane = stage.lane()
+        stage.hold(lane, stage.take(lane)[0], after_ms=self.moment_ms * 1_000)
+        assert stage.work(lane) == ["x1"]
+        assert stage.run(stage.store.skip_waits()) >= 2
+        assert stage.run(lane.changed())
+        assert sorted(stage.work(lane)) == ["k1", "m1", "m2"]
+        assert stage.run(stage.store.skip_waits()) == 0
+
     def test_a_waiting_session_is_not_forgotten_when_all_is_closed(self, stage: Stage) -> None:
         stage.send("m1", "m2", session="s")
         lane = stage.lane()
@@ -225,7 +259,7 @@ class Order(StoreHooks):
         assert stage.work(lane) == ["m1", "m2", "m3"]
 
     def test_a_message_whose_time_has_come_already_is_visible_at_once(self, stage: Stage) -> None:
-        message = stage.outgoing("m1")
+        message = outgoing("m1")
         message.is_plain, message.due_ms = False, 1_000
         stage.run(stage.publisher.publish([message]))
         stage.send("m2", after_ms=0)
@@ -250,7 +284,7 @@ class Order(StoreHooks):
         stage.send("m1", session="s")
         slow, reader = stage.lane(), stage.lane(consumer=OTHER_CONSUMER)
         changes = stage.changes(stage.take(slow))
-        changes.sends.append(stage.outgoing("r1", "u", target=OTHER_QUEUE))
+        changes.sends.append(outgoing("r1", "u", target=OTHER_QUEUE))
         stage.run(slow.flush(changes))  # the number is drawn
         stage.send("r2", session="u", target=OTHER_QUEUE)
         stage.send("r3", target=OTHER_QUEUE)
@@ -263,22 +297,33 @@ class Order(StoreHooks):
         lane, reader = stage.lane(), stage.lane(consumer=OTHER_CONSUMER)
         rival = stage.run(stage.store.publisher())
         stage.send("r1", session="u", target=OTHER_QUEUE)
-        stage.run(rival.publish([stage.outgoing("r2", "u", target=OTHER_QUEUE)]))
+        stage.run(rival.publish([outgoing("r2", "u", target=OTHER_QUEUE)]))
         changes = stage.changes(stage.take(lane))
-        changes.sends += [
-            stage.outgoing(name, "u", target=OTHER_QUEUE) for name in ("r3", "r4", "r5")
-        ]
+        changes.sends += [outgoing(name, "u", target=OTHER_QUEUE) for name in ("r3", "r4", "r5")]
         stage.commit(lane, changes)
         stage.send("r6", "r7", session="u", target=OTHER_QUEUE)
         stage.run(rival.close())
         assert stage.work(reader) == [f"r{number}" for number in range(1, 8)]
+
+    def test_messages_with_and_without_options_keep_their_order(self, stage: Stage) -> None:
+        names = [f"r{number:03}" for number in range(120)]
+        messages = [outgoing(name, "u", target=OTHER_QUEUE) for name in names]
+        for message in messages[::3]:
+            message.is_plain, message.headers = False, {"h": "v"}
+        stage.send("m1")
+        lane = stage.lane()
+        changes = stage.changes(stage.take(lane))
+        changes.sends += messages[:60]
+        stage.commit(lane, changes)
+        stage.run(stage.publisher.publish(messages[60:]))
+        assert stage.work(stage.lane(consumer=OTHER_CONSUMER), 120) == names
 
     def test_what_a_message_was_read_from_keeps_its_place(self, stage: Stage) -> None:
         # A batch sends into its own queue: what it sent comes after what was there.
         stage.send("m1", "m2", session="s")
         lane = stage.lane()
         changes = stage.changes(stage.take(lane, 1))
-        changes.sends.append(stage.outgoing("m3", "s", target=QUEUE))
+        changes.sends.append(outgoing("m3", "s", target=QUEUE))
         stage.commit(lane, changes)
         stage.send("m4", session="s")
         assert stage.work(lane) == ["m2", "m3", "m4"]

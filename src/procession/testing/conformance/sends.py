@@ -16,6 +16,7 @@ from procession.testing.conformance.stage import (
     WINDOW_QUEUE,
     Stage,
     StoreHooks,
+    outgoing,
 )
 
 NOWHERE = "nowhere"
@@ -28,7 +29,7 @@ class Sends(StoreHooks):
         stage.send("m1", session="s")
         lane = stage.lane()
         changes = stage.changes(stage.take(lane))
-        changes.sends.append(stage.outgoing("r1", target=OTHER_QUEUE))
+        changes.sends.append(outgoing("r1", target=OTHER_QUEUE))
         stage.run(lane.flush(changes))
         stage.run(lane.rollback())
         assert stage.work(stage.lane(consumer=OTHER_CONSUMER)) == []
@@ -48,7 +49,7 @@ class Sends(StoreHooks):
         stage.send("m1")
         lane = stage.lane()
         changes = stage.changes(stage.take(lane))
-        changes.sends += [stage.outgoing(f"t{number}", "s", target=TOPIC) for number in range(3)]
+        changes.sends += [outgoing(f"t{number}", "s", target=TOPIC) for number in range(3)]
         stage.commit(lane, changes)
         for name in SUBSCRIBERS:
             assert stage.work(stage.lane(consumer=name)) == ["t0", "t1", "t2"]
@@ -58,7 +59,7 @@ class Sends(StoreHooks):
         self, stage: Stage, target: str
     ) -> None:
         before = stage.picture()
-        messages = [stage.outgoing("r1", target=OTHER_QUEUE), stage.outgoing("x1", target=target)]
+        messages = [outgoing("r1", target=OTHER_QUEUE), outgoing("x1", target=target)]
         with pytest.raises(ConfigurationError, match=target):
             stage.run(stage.publisher.publish(messages))
         assert stage.picture() == before
@@ -80,10 +81,10 @@ class Sends(StoreHooks):
         again = stage.send("n1", "n3", "n3", target=WINDOW_QUEUE)
         assert [receipt.stored for receipt in again] == [False, True, False]
         assert [receipt.message_id for receipt in again] == [b"n1", b"n3", b"n3"]
-        assert self._waiting(stage, WINDOW_QUEUE) == 3
+        assert _waiting(stage, WINDOW_QUEUE) == 3
         self.pass_time(self.moment_ms + 20)
         assert [receipt.stored for receipt in stage.send("n1", target=WINDOW_QUEUE)] == [True]
-        assert self._waiting(stage, WINDOW_QUEUE) == 4
+        assert _waiting(stage, WINDOW_QUEUE) == 4
 
     def test_the_window_holds_for_sends_of_batches_and_for_its_queue_alone(
         self, stage: Stage
@@ -93,25 +94,25 @@ class Sends(StoreHooks):
         lane = stage.lane()
         changes = stage.changes(stage.take(lane))
         changes.sends += [
-            stage.outgoing("n1", target=WINDOW_QUEUE),
-            stage.outgoing("n2", target=WINDOW_QUEUE),
-            stage.outgoing("n1", target=OTHER_QUEUE),
-            stage.outgoing("n1", target=OTHER_QUEUE),
+            outgoing("n1", target=WINDOW_QUEUE),
+            outgoing("n2", target=WINDOW_QUEUE),
+            outgoing("n1", target=OTHER_QUEUE),
+            outgoing("n1", target=OTHER_QUEUE),
         ]
         stage.commit(lane, changes)
-        assert self._waiting(stage, WINDOW_QUEUE) == 2
-        assert self._waiting(stage, OTHER_QUEUE) == 2
+        assert _waiting(stage, WINDOW_QUEUE) == 2
+        assert _waiting(stage, OTHER_QUEUE) == 2
 
     def test_an_id_that_a_rolled_back_batch_sent_is_not_remembered(self, stage: Stage) -> None:
         stage.send("m1")
         lane = stage.lane()
         changes = stage.changes(stage.take(lane))
-        changes.sends.append(stage.outgoing("n1", target=WINDOW_QUEUE))
+        changes.sends.append(outgoing("n1", target=WINDOW_QUEUE))
         stage.run(lane.flush(changes))
         stage.run(lane.rollback())
         assert [receipt.stored for receipt in stage.send("n1", target=WINDOW_QUEUE)] == [True]
 
-    @staticmethod
-    def _waiting(stage: Stage, queue: str) -> int:
-        rows = stage.run(stage.store.status())
-        return sum(row.waiting for row in rows if row.queue == queue)
+
+def _waiting(stage: Stage, queue: str) -> int:
+    rows = stage.run(stage.store.status())
+    return sum(row.waiting for row in rows if row.queue == queue)

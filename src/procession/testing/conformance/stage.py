@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -52,8 +53,9 @@ TABLE = "conformance_effects"
 
 
 class StoreHooks:
-    """What an adapter's test says of its store. `make_store` is needed; where the store has SQL,
-    `outside` and `own_table` too; the rest has a default that works or says what is left out.
+    """What an adapter's test says of its store. `place` is needed, or in its stead the fixture
+    `make_store`; where the store has SQL, `outside` and `own_table` too; the rest has a default
+    that works or says what is left out.
 
     Attributes:
         moment_ms: how long a lease, a retry or a due time lasts in these tests. With a real clock
@@ -77,11 +79,19 @@ class StoreHooks:
     ender = ""
     slow_statement = ""
 
-    @pytest.fixture
-    def make_store(self) -> Callable[[], Store]:
+    def place(self, folder: Path) -> Callable[[], Store]:
         """Override: return a function that makes a store, not opened yet. All that it makes are of
-        one place, which is empty before the first is opened."""
-        raise NotImplementedError("a conformance test gives the fixture make_store")
+        one place, which is empty before the first is opened.
+
+        Args:
+            folder: an empty one, for whoever needs files.
+        """
+        raise NotImplementedError(f"a conformance test gives the hook place ({folder})")
+
+    @pytest.fixture
+    def make_store(self, tmp_path: Path) -> Callable[[], Store]:
+        """Return `place`. Override it where the place needs other fixtures, or an end."""
+        return self.place(tmp_path)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run one call of a protocol's method. A store that suspends gives its loop here."""
@@ -98,7 +108,7 @@ class StoreHooks:
     def effect(self, lane: Lane, name: str) -> None:
         """Write a business row in the lane's open transaction, as a handler would."""
         lane.mark()
-        lane.sql.write(f"INSERT INTO {TABLE} (name) VALUES (:name)", {"name": name})  # noqa: S608
+        lane.sql.execute(f"INSERT INTO {TABLE} (name) VALUES (:name)", {"name": name})  # noqa: S608
 
     def effects(self, store: Store) -> list[str]:
         """Return the names of the business rows that are committed, sorted."""
@@ -193,17 +203,6 @@ class Stage:
 
     # Sending.
 
-    def outgoing(self, name: str, session: str | None = None, *, target: str = QUEUE) -> Outgoing:
-        """Return a message whose body says its id."""
-        return Outgoing(
-            target,
-            name.encode(),
-            None if session is None else session.encode(),
-            "conformance",
-            int(BodyFormat.RAW),
-            body_of(name),
-        )
-
     def send(
         self,
         *names: str,
@@ -212,7 +211,7 @@ class Stage:
         after_ms: int | None = None,
     ) -> Sequence[Receipt]:
         """Send messages, a transaction for all of them."""
-        messages = [self.outgoing(name, session, target=target) for name in names]
+        messages = [outgoing(name, session, target=target) for name in names]
         for message in messages:
             if after_ms is not None:
                 message.is_plain = False
@@ -378,7 +377,8 @@ class Stage:
         """Return all that a batch may change, to be compared with a later picture: business rows,
         queues, counts, dead letters, and the inbox's rows of these keys."""
         numbers = [
-            dataclasses.replace(row, owned_sessions=0) for row in self.run(self.store.status())
+            dataclasses.replace(row, owned_sessions=0, head_age_ms=None)
+            for row in self.run(self.store.status())
         ]
         rows = [self.run(self.store.inbox(CONSUMER, key.encode())) for key in keys]
         return self.effects(), numbers, self.letters(status=None), rows
@@ -399,6 +399,18 @@ def topology(*, window_ms: int) -> Topology:
             (OTHER_QUEUE, OTHER_CONSUMER),
             *((TOPIC, subscriber) for subscriber in SUBSCRIBERS),
         ),
+    )
+
+
+def outgoing(name: str, session: str | None = None, *, target: str = QUEUE) -> Outgoing:
+    """Return a message whose body says its id."""
+    return Outgoing(
+        target,
+        name.encode(),
+        None if session is None else session.encode(),
+        "conformance",
+        int(BodyFormat.RAW),
+        body_of(name),
     )
 
 

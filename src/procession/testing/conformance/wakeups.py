@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procession.abc import Lane
-from procession.testing.conformance.stage import OTHER_CONSUMER, QUEUE, Stage, StoreHooks
+from procession.testing.conformance.stage import OTHER_CONSUMER, QUEUE, Stage, StoreHooks, outgoing
 
 
 class Wakeups(StoreHooks):
@@ -35,7 +35,7 @@ class Wakeups(StoreHooks):
         stage.send("r1", target="receipts")
         stage.rest(lane)
         changes = stage.changes(stage.take(sender))
-        changes.sends.append(stage.outgoing("m1"))
+        changes.sends.append(outgoing("m1"))
         stage.commit(sender, changes)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -54,7 +54,7 @@ class Wakeups(StoreHooks):
         other, lane = stage.lane(), stage.lane()
         stage.send("m1", session="s")
         stage.hold(other, stage.take(other)[0])
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         self.pass_time(self.moment_ms + 20)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -64,7 +64,7 @@ class Wakeups(StoreHooks):
         stage.rest(lane)
         stage.send("m1", session="s")
         stage.hold(lane, stage.take(lane)[0])
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         self.pass_time(self.moment_ms + 20)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -72,7 +72,7 @@ class Wakeups(StoreHooks):
     def test_a_scheduled_message_is_reported_when_due(self, stage: Stage) -> None:
         lane = stage.lane()
         stage.send("m1", after_ms=self.moment_ms)
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         self.pass_time(self.moment_ms + 20)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -83,12 +83,12 @@ class Wakeups(StoreHooks):
         lane = stage.lane()
         stage.send("m1")
         taken = stage.take(lane)
-        later = stage.outgoing("m2", target=QUEUE)
+        later = outgoing("m2", target=QUEUE)
         later.is_plain, later.after_ms = False, self.moment_ms
         changes = stage.changes(taken)
         changes.sends.append(later)
         stage.commit(lane, changes)
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         self.pass_time(self.moment_ms + 20)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m2"]
@@ -97,7 +97,7 @@ class Wakeups(StoreHooks):
         owner, lane = stage.lane(), stage.lane()
         stage.send("m1", session="s")
         stage.run(owner.own({b"s"}))
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         stage.run(owner.release({b"s"}))
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -107,7 +107,7 @@ class Wakeups(StoreHooks):
         owner, lane = stage.lane(worker), stage.lane()
         stage.send("m1", session="s")
         stage.run(owner.own({b"s"}))
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         stage.vanish(owner, worker)
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
@@ -116,13 +116,13 @@ class Wakeups(StoreHooks):
         lane = stage.lane()
         stage.send("m1", session="s")
         stage.kill(lane, stage.take(lane)[0])
-        self._sleeps(stage, lane)
+        _falls_asleep(stage, lane)
         stage.run(stage.dead_letters.replay(stage.letters()[0].number, by="the test"))
         assert stage.run(lane.changed())
         assert stage.work(lane) == ["m1"]
 
-    @staticmethod
-    def _sleeps(stage: Stage, lane: Lane) -> None:
-        """Bring the lane to the state in which only `changed` can wake it."""
-        stage.rest(lane)
-        assert not stage.run(lane.changed())
+
+def _falls_asleep(stage: Stage, lane: Lane) -> None:
+    """Bring the lane to the state in which only `changed` can wake it."""
+    stage.rest(lane)
+    assert not stage.run(lane.changed())

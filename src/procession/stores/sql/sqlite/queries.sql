@@ -30,12 +30,14 @@ ORDER BY m.id
 LIMIT :limit;
 
 -- name: fetch_one
--- Messages' primary key.
+-- Messages' primary key, with one probe each of sessions PK and inbox_key.
 SELECT abs(m.id), m.session, m.message_id, m.type, m.format, m.body, m.headers, m.sent_ms,
        m.expires_ms, m.attempts, m.errors, m.replay_of, i.state, i.fingerprint, m.id < 0
 FROM procession_messages AS m
+LEFT JOIN procession_sessions AS s ON s.subscription = :subscription AND s.key = m.session
 LEFT JOIN procession_inbox AS i ON i.subscription = :subscription AND i.key = m.message_id
-WHERE m.id IN (:position, -:position);
+WHERE m.id IN (:position, -:position) AND :position > :low AND :position < :high
+  AND (s.worker IS NULL OR s.worker = :worker);
 
 -- name: open_held_sessions
 -- sessions_held: sessions whose held messages may run now.
@@ -106,8 +108,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: record_done
 -- As `record`, for what nearly every row is: a key that was processed, many rows a statement.
-INSERT INTO procession_inbox (subscription, recorded_ms, key, fingerprint, state)
-VALUES (?1, ?2, ?, ?, 3);
+INSERT INTO procession_inbox (subscription, key, fingerprint, recorded_ms, state)
+VALUES (?, ?, ?, ?, 3);
 
 -- name: move_on
 -- inbox_key; compare-and-set. An edited message keeps both fingerprints, the newest first.
@@ -189,13 +191,13 @@ SELECT id, kind, consumer, duplicate_window_ms FROM procession_subscriptions WHE
 -- name: send
 -- Appends to messages, many rows a statement.
 INSERT INTO procession_messages
-    (sent_ms, id, session, message_id, type, format, body, headers, expires_ms, due_ms)
-VALUES (?1, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    (id, session, message_id, type, format, body, sent_ms, headers, expires_ms, due_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: send_plain
 -- As `send`, for messages without headers, expiry and due time.
-INSERT INTO procession_messages (sent_ms, id, session, message_id, type, format, body)
-VALUES (?1, ?, ?, ?, ?, ?, ?);
+INSERT INTO procession_messages (id, session, message_id, type, format, body, sent_ms)
+VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: take_held
 -- A broker's message, and a replayed dead letter.
@@ -222,13 +224,14 @@ WHERE (queue, message_id) IN (
 );
 
 -- name: kill
--- dead_letters_key. A second copy is folded into the first.
+-- dead_letters_key, dead_letters_position. A second copy is folded into the first.
 INSERT INTO procession_dead_letters
     (subscription, reason, detail, key, fingerprint, position, message_id, session, type, format,
      body, headers, sent_ms, attempts, errors, died_ms)
 VALUES (:subscription, :reason, :detail, :key, :fingerprint, :position, :message_id, :session,
         :type, :format, :body, :headers, :sent_ms, :attempts, :errors, :now)
-ON CONFLICT (subscription, key, fingerprint) DO UPDATE SET copies = copies + 1;
+ON CONFLICT (subscription, key, fingerprint) DO UPDATE SET copies = copies + 1
+ON CONFLICT (subscription, position) WHERE key IS NULL DO UPDATE SET copies = copies + 1;
 
 -- name: died_again
 -- Dead letters' primary key.
@@ -318,6 +321,22 @@ SELECT count(*) FROM procession_messages WHERE id > :low AND id < :high;
 SELECT count(*) FROM procession_messages
 WHERE due_ms IS NOT NULL AND id < -:low AND id > -:high;
 
+-- name: head
+-- The first row of two ranges of messages' primary key; of those set aside, the scheduled ones on
+-- the way are passed over.
+SELECT min(sent_ms) FROM (
+    SELECT * FROM (
+        SELECT sent_ms FROM procession_messages WHERE id > :low AND id < :high
+        ORDER BY id LIMIT 1
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT sent_ms FROM procession_messages
+        WHERE id < -:low AND id > -:high AND due_ms IS NULL
+        ORDER BY id DESC LIMIT 1
+    )
+);
+
 -- name: held_numbers
 -- Sessions' primary key.
 SELECT coalesce(sum(held), 0), count(*) FILTER (WHERE held > 0),
@@ -397,3 +416,33 @@ INSERT INTO procession_subscriptions (queue, kind, consumer) VALUES (?, 'topic',
 -- name: is_waiting
 -- Sessions' primary key.
 SELECT 1 FROM procession_sessions WHERE subscription = ? AND key = ? AND held > 0;
+
+-- name: skip_retries
+-- A scan of sessions_held; for tests.
+UPDATE procession_sessions SET retry_at = 0 WHERE held > 0 AND retry_at > ?;
+
+-- name: skip_due
+-- A scan of messages_due; for tests.
+UPDATE procession_messages SET due_ms = 0 WHERE due_ms IS NOT NULL AND due_ms > ?;
+
+-- name: lock
+-- Meta's primary key. First in a user's own transaction: takes the write lock before anything is
+-- read, and changes nothing.
+UPDATE procession_meta SET value = value WHERE name = 'schema' RETURNING value;
+
+-- name: add_library_consumer
+-- Subscriptions, a row a consumer; subscriptions_consumer arbitrates.
+INSERT INTO procession_subscriptions (queue, kind, consumer) VALUES ('', 'library', ?);
+
+-- name: move_messages
+-- Two ranges of messages' primary key.
+UPDATE procession_messages SET id = id + CASE WHEN id > 0 THEN :by ELSE -:by END
+WHERE id > :low AND id < :high OR id > -:high AND id < -:low;
+
+-- name: drop_reader
+-- Subscriptions' primary key.
+DELETE FROM procession_subscriptions WHERE id = ? RETURNING queue, kind, duplicate_window_ms;
+
+-- name: give_queue
+-- Subscriptions' primary key.
+UPDATE procession_subscriptions SET queue = ?, kind = ?, duplicate_window_ms = ? WHERE id = ?;

@@ -7,12 +7,13 @@ CREATE TABLE procession_meta (
 INSERT INTO procession_meta (name, value) VALUES ('number', 0);
 
 -- A row is one reader of one queue or topic. A queue has one row, whose consumer is NULL until one
--- is known; a topic has a row without consumer (it makes the topic known) and one a subscriber.
+-- is known; a topic has a row without consumer (it makes the topic known) and one a subscriber. A
+-- consumer of the library reads the user's own messages: its queue is ''.
 -- Suspects: after a worker vanished, messages up to suspect_through run in batches of suspect_size.
 CREATE TABLE procession_subscriptions (
     id                  INTEGER PRIMARY KEY,
     queue               TEXT NOT NULL,
-    kind                TEXT NOT NULL CHECK (kind IN ('queue', 'topic')),
+    kind                TEXT NOT NULL CHECK (kind IN ('queue', 'topic', 'library')),
     consumer            TEXT,
     duplicate_window_ms INTEGER NOT NULL DEFAULT 0,
     suspect_size        INTEGER NOT NULL DEFAULT 0,
@@ -97,6 +98,9 @@ CREATE TABLE procession_dead_letters (
 ) STRICT;
 CREATE UNIQUE INDEX procession_dead_letters_key
     ON procession_dead_letters (subscription, key, fingerprint);
+-- Without a key the place in the queue says which message it is: a broker may deliver it again.
+CREATE UNIQUE INDEX procession_dead_letters_position
+    ON procession_dead_letters (subscription, position) WHERE key IS NULL;
 CREATE INDEX procession_dead_letters_session ON procession_dead_letters (subscription, session);
 
 -- One row an incarnation of a process. lease_until is boot-time milliseconds of lease_boot.
