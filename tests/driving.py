@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from procession import App, Event, RetryPolicy, Settings
 from procession.abc import Source, WorkerRecord
@@ -211,7 +211,7 @@ class Driver:
         drive(self.workers.leave(self.worker_id))
         drive(self.workers.close())
 
-    def __enter__(self) -> Driver:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -77,6 +77,7 @@ class Settings:
         payload_max: bytes of one message body. Default 16 MiB.
         error_chars_max: characters kept of one error text. Default 2,000.
         retention_ms: how long a dedup key is remembered. Default 7 days.
+        prune_every_ms: pause between two walks that forget old keys. Default 60,000.
         resend_horizon_ms: how late a producer may send a message again. Default 7 days.
     """
 
@@ -96,6 +97,7 @@ class Settings:
     payload_max: int = 16 * 1024 * 1024
     error_chars_max: int = 2_000
     retention_ms: int = 7 * 24 * 3_600_000
+    prune_every_ms: int = 60_000
     resend_horizon_ms: int = 7 * 24 * 3_600_000
 
     @staticmethod

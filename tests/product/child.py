@@ -111,7 +111,7 @@ POINTS = [
 ]
 
 
-def arm(point: str, passes: int) -> None:
+def arm(point: str, passes: int) -> None:  # noqa: C901  a list of points
     """Kill this process when the batches' lane has passed a point so many times."""
     left = [passes]
 
@@ -200,12 +200,11 @@ def main(file: str, scenario: str, text: str = "{}") -> None:
                 app.open()
                 app.send("q", {"s": 1, "n": 1})
             except Exception as error:  # noqa: BLE001  told to the parent
-                print(type(error).__name__, error, flush=True)
+                print(type(error).__name__, error, flush=True)  # noqa: T201
             else:
-                print("worked", flush=True)
+                print("worked", flush=True)  # noqa: T201
             return
     worker = app.worker()
-    print(worker.id, flush=True)
     worker.run()
 
 
@@ -223,7 +222,7 @@ def hog(app: App, seconds: float) -> None:
             connection.execute("INSERT INTO effect (n) VALUES (0)")
             time.sleep(0.05)
         done += 1
-    print(json.dumps({"done": done, "longest": longest}), flush=True)
+    print(json.dumps({"done": done, "longest": longest}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from procession import App
 from tests.driving import sql
 from tests.product.child import make_app
+
+from procession import App
 
 ROOT = Path(__file__).parents[2]
 Spawn = Callable[..., "subprocess.Popen[str]"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 import pytest
-
-from procession.runtime.drive import drive
 from tests.driving import column, ends, sql, unfinished, wait_until
 from tests.product.child import POINTS
+
+from procession.runtime.drive import drive
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from procession.runtime.drive import drive
 from tests.driving import column, ends, sql, unfinished, wait_until
 from tests.product.child import make_app
+
+from procession.runtime.drive import drive
 
 pytestmark = pytest.mark.slow
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
-
-from procession.errors import StoreUnavailable
 from tests.driving import column, ends, sql, unfinished, wait_until
 from tests.product.child import make_app
+
+from procession.errors import StoreUnavailable
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +21,8 @@ def registered(app, child):
 
 
 def stopped(process):
-    with open(f"/proc/{process}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()[0] == "T"
+    stat = Path(f"/proc/{process}/stat").read_text("utf-8")
+    return stat.rsplit(")", 1)[1].split()[0] == "T"
 
 
 def send(app, numbers, **more):

@@ -108,8 +108,10 @@ class Run:
         return self.process.wait(20)
 
     def end(self):
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process is not None:
+            # The group is there as long as one of its workers is.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 

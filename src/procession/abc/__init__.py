@@ -20,7 +20,9 @@ from procession.abc.records import (
     DeadLetterRecord,
     Fetched,
     InboxRow,
+    Purged,
     QueueDeclaration,
+    SessionStatus,
     Topology,
     WorkerRecord,
 )
@@ -43,15 +45,18 @@ __all__ = [
     "InboxRow",
     "Lane",
     "Publisher",
+    "Purged",
     "QueueDeclaration",
     "Receipt",
     "Rows",
     "SessionSource",
+    "SessionStatus",
     "Settlement",
     "Source",
     "Sql",
     "Store",
     "Topology",
+    "Upkeep",
     "WorkerRecord",
     "Workers",
 ]
@@ -287,6 +292,10 @@ class Workers(Protocol):
         """Return the workers whose lease has ended, by the store's clock."""
         ...
 
+    async def known(self) -> list[str]:
+        """Return all workers that have neither left nor been taken over."""
+        ...
+
     async def take_over(self, worker: str, *, dead: bool = False) -> list[str] | None:
         """End an expired worker: free all it owned, and make suspects of what it may have held.
 
@@ -336,6 +345,45 @@ class DeadLetters(Protocol):
     async def close(self) -> None: ...
 
 
+class Upkeep(Protocol):
+    """What keeps a store small, and what people ask of it. Each method is one transaction."""
+
+    async def prune(self, *, retention_ms: int, resend_horizon_ms: int, limit: int) -> int | None:
+        """Look at the next `limit` keys and forget those that nothing can ask for any more; return
+        how many, or None at the end of the walk, which then begins again.
+
+        A key stays while it is held, dead or running, while a dead letter of it waits for a
+        decision, while it is younger than the retention, and while it is younger than the oldest
+        waiting message of its queue less the resend horizon (G8). Several pruners are harmless.
+        """
+        ...
+
+    async def prunable(self, *, retention_ms: int) -> int:
+        """Return how many keys are older than the retention; what `prune` keeps is among them."""
+        ...
+
+    async def purge_key(self, consumer: str, key: bytes) -> Purged:
+        """Erase all that is kept of a key. A later copy of its message would run again.
+
+        Raises:
+            OperatorError: the consumer is unknown.
+        """
+        ...
+
+    async def purge_session(self, consumer: str, session: bytes) -> Purged:
+        """Erase a session's waiting messages and dead letters, and what the inbox has of their
+        keys. Keys that were done before are known by no session and stay; purge them by key."""
+        ...
+
+    async def sessions(
+        self, *, consumer: str | None = None, session: bytes | None = None, limit: int = 100
+    ) -> list[SessionStatus]:
+        """Return sessions with messages waiting, the longest backlog first."""
+        ...
+
+    async def close(self) -> None: ...
+
+
 class Store(Protocol):
     """One database. `open` first; lanes, workers, publishers and dead letters are made from it,
     each with a connection of its own, used by one thread at a time.
@@ -367,6 +415,8 @@ class Store(Protocol):
     async def publisher(self) -> Publisher: ...
 
     async def dead_letters(self) -> DeadLetters: ...
+
+    async def upkeep(self) -> Upkeep: ...
 
     async def status(self) -> list[ConsumerStatus]: ...
 

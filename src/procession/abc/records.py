@@ -117,6 +117,36 @@ class DeadLetterRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatus:
+    """A session with messages waiting; `session` is None for those without a key together.
+
+    Attributes:
+        backlog: messages that wait, all of them; `held`: those set aside behind a retry.
+        head_age_ms: how long ago its oldest waiting message was sent.
+        holder: who owns it beyond a transaction, or None.
+        dead_letters: how many wait for a decision.
+    """
+
+    consumer: str
+    session: bytes | None
+    backlog: int
+    head_age_ms: int
+    held: int
+    holder: str | None
+    retrying: bool
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """How many rows a purge erased."""
+
+    messages: int
+    inbox: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatus:
     """A consumer's numbers, as of one moment.
 

@@ -15,7 +15,7 @@ import typer
 import procession
 from procession.abc import ConsumerStatus
 from procession.app import App
-from procession.cli import logs
+from procession.cli import logs, upkeep
 from procession.cli.dead_letters import dead_letters
 from procession.cli.options import AsJson, Target, examples
 from procession.cli.tables import print_table
@@ -38,6 +38,7 @@ commands = typer.Typer(
     "the environment variable PROCESSION_APP names it.",
 )
 commands.add_typer(dead_letters, name="dead-letters")
+upkeep.add_to(commands)
 
 
 def _version(wanted: bool) -> None:
@@ -197,9 +198,8 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
 def _outgoing(app: App, queue: str, body: bytes, *, type_: str | None, **options: Any) -> Outgoing:
     """Return the message as the app's own code would send it, with the very JSON that was given."""
     reader = next((c for c in app.consumers.values() if c.queue.name == queue), None)
-    if reader is not None and type(payload := reader.decode(type_ or "", body)) is bytes:
-        outgoing = app.outgoing(queue, payload, **options)
-    else:
+    payload = None if reader is None else reader.decode(type_ or "", body)
+    if type(payload) is not bytes:
         body = canonical_json(body)
         if len(body) > app.settings.payload_max:
             raise MessageError(
@@ -207,11 +207,9 @@ def _outgoing(app: App, queue: str, body: bytes, *, type_: str | None, **options
                 f"the payload has {len(body)} bytes, the limit is {app.settings.payload_max} "
                 "(settings.payload_max)",
             )
-        if reader is None:
-            payload = json.loads(body)
-        outgoing = app.outgoing(queue, payload, **options)
-        # The consumer's type may have defaults, or lack fields; neither changes what is sent.
-        outgoing.body = body
+    outgoing = app.outgoing(queue, json.loads(body) if reader is None else payload, **options)
+    # The consumer's type may have defaults, or lack fields; neither changes what is sent.
+    outgoing.body = body
     if type_ is not None:
         outgoing.type = type_
     return outgoing

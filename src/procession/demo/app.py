@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from procession import App, Context, Instrument, RetryPolicy, Settings
-from procession.demo.ledgers import RawLine, parse_line, split_lines
+from procession.demo.ledgers import LedgerLine, RawLine, parse_line, split_lines
 
 SERIAL: Final = "split"
 PARALLEL: Final = ("apply", "audit")
@@ -48,6 +48,18 @@ CREATE TABLE audit_lines (
     PRIMARY KEY (ledger, line_number)
 ) STRICT;
 """
+
+# What a line's application writes, here and in the consumers without an inbox.
+EFFECT: Final = (
+    "INSERT INTO order_lines (ledger, line_number, invoice_no, stock_code, quantity,"
+    " unit_price_thousandths, replayed)"
+    " VALUES (:ledger, :line_number, :invoice_no, :stock_code, :quantity, :price, :replayed)",
+    "INSERT INTO orders (invoice_no, lines, total_thousandths) VALUES (:invoice_no, 1, :total)"
+    " ON CONFLICT (invoice_no) DO UPDATE SET lines = lines + 1,"
+    " total_thousandths = total_thousandths + excluded.total_thousandths",
+    "INSERT INTO stock (stock_code, quantity) VALUES (:stock_code, :quantity)"
+    " ON CONFLICT (stock_code) DO UPDATE SET quantity = quantity + excluded.quantity",
+)
 
 
 @dataclass(slots=True)
@@ -111,32 +123,23 @@ def apply(raw: RawLine, ctx: Context) -> None:
 
     Its order's lines come one at a time and in order; the item is shared by many orders.
     """
-    line = parse_line(raw)
-    ctx.write(
-        "INSERT INTO order_lines (ledger, line_number, invoice_no, stock_code, quantity,"
-        " unit_price_thousandths, replayed)"
-        " VALUES (:ledger, :line_number, :invoice_no, :stock_code, :quantity, :price, :replayed)",
-        ledger=line.ledger,
-        line_number=line.line_number,
-        invoice_no=line.invoice_no,
-        stock_code=line.stock_code,
-        quantity=line.quantity,
-        price=line.unit_price_thousandths,
-        replayed=int(ctx.message.replayed),
-    )
-    ctx.write(
-        "INSERT INTO orders (invoice_no, lines, total_thousandths) VALUES (:invoice_no, 1, :total)"
-        " ON CONFLICT (invoice_no) DO UPDATE SET lines = lines + 1,"
-        " total_thousandths = total_thousandths + excluded.total_thousandths",
-        invoice_no=line.invoice_no,
-        total=line.quantity * line.unit_price_thousandths,
-    )
-    ctx.write(
-        "INSERT INTO stock (stock_code, quantity) VALUES (:stock_code, :quantity)"
-        " ON CONFLICT (stock_code) DO UPDATE SET quantity = quantity + excluded.quantity",
-        stock_code=line.stock_code,
-        quantity=line.quantity,
-    )
+    written = effect_values(parse_line(raw), replayed=ctx.message.replayed)
+    for statement in EFFECT:
+        ctx.write(statement, written)
+
+
+def effect_values(line: LedgerLine, *, replayed: bool) -> dict[str, str | int]:
+    """Return the parameters of `EFFECT` for a line."""
+    return {
+        "ledger": line.ledger,
+        "line_number": line.line_number,
+        "invoice_no": line.invoice_no,
+        "stock_code": line.stock_code,
+        "quantity": line.quantity,
+        "price": line.unit_price_thousandths,
+        "total": line.quantity * line.unit_price_thousandths,
+        "replayed": int(replayed),
+    }
 
 
 def audit(line: RawLine, ctx: Context) -> None:

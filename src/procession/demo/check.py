@@ -119,7 +119,7 @@ def compare(database: Path, folder: Path, *, replayed: Collection[tuple[str, int
     `OSError` where the database or a file cannot be opened, and `sqlite3.DatabaseError` where
     the database is locked for too long or damaged.
     """
-    lines = _read_folder(folder)
+    lines = read_folder(folder)
     invoices: dict[str, list[Line]] = defaultdict(list)
     stock: Counter[str] = Counter()
     for line in lines.values():
@@ -231,7 +231,7 @@ def _check_order(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -
     inversions = {
         invoice_no: inversion
         for invoice_no, sequence in applied.items()
-        if (inversion := _inversion(sequence, places)) is not None
+        if (found := inversion(sequence, places)) is not None
     }
     return _check(
         "order of application per invoice",
@@ -332,7 +332,7 @@ def _per_key(
             yield f"{noun} {_name(key)}: nothing expected, {_listed(values)} found"
 
 
-def _inversion(
+def inversion(
     sequence: Iterable[_Place], places: Mapping[_Place, int]
 ) -> tuple[_Place, _Place] | None:
     """Return the first two neighbours of which the files have the second one earlier."""
@@ -368,7 +368,7 @@ def _open_read_only(database: Path) -> sqlite3.Connection:
         raise OSError(f"{database} cannot be opened for reading: {error}") from error
 
 
-def _read_folder(folder: Path) -> dict[_Place, Line]:
+def read_folder(folder: Path) -> dict[_Place, Line]:
     """Return every line of every file, in the order the lines must be applied per invoice."""
     files: dict[str, Path] = {}
     for suffix in (".csv", ".csv.gz"):

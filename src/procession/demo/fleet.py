@@ -12,13 +12,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import IO, Any, Final
 
 from procession import Event
 
-WORKER_MODULE = "procession.demo.worker"
 FAILURES_MAX: Final = 5
 STOP_S: Final = 10.0
 
@@ -52,15 +50,15 @@ class Fleet:
     """Keeps a number of workers running.
 
     Args:
-        database, attempts: passed on to each worker.
+        module, arguments: what each worker runs, as `python -m` would.
 
     Attributes:
         killed: those that were killed here, in order.
         failures: how many ended by themselves.
     """
 
-    def __init__(self, database: Path, *, attempts: int) -> None:
-        self._arguments = (str(database), str(os.getpid()), str(attempts))
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._command = (sys.executable, "-m", module, *map(str, arguments))
         self._running: list[WorkerProcess] = []
         self.killed: list[WorkerProcess] = []
         self.failures = 0
@@ -77,7 +75,7 @@ class Fleet:
         """Start one more worker."""
         self._numbers += 1
         process = subprocess.Popen(  # noqa: S603  this interpreter, our own module
-            [sys.executable, "-m", WORKER_MODULE, *self._arguments],
+            self._command,
             stdin=subprocess.DEVNULL,
             stdout=self._tell,
             stderr=self._errors,

@@ -120,6 +120,12 @@ class LaneMemory:
         """Whether the next run of a delivery must be a lone one."""
         return delivery.attempts > 0 or delivery.position in self.alone
 
+    def watch(self, delivery: Delivery, now_s: float) -> None:
+        """Let the watchdog know that code of the user works on a delivery."""
+        self.since_s = now_s
+        self.timed_out = False
+        self.current = delivery
+
     def committed(self, ended: Sequence[Delivery]) -> None:
         """Forget what has ended."""
         self.reruns = 0
@@ -216,15 +222,15 @@ class Batch:
             if (delivery.attempts or alone) and self._waits_for_lone_run(delivery):
                 self._leave(delivery)
                 continue
+            # From here on: rules and validators are the user's code, too.
+            memory.watch(delivery, now)
             work = self._prepare(delivery)
             if work is None:
+                memory.current = None
                 continue
             key, fingerprint, expected, invoke, payload = work
             context = Context(sql, delivery, name, key, route, runs.get(delivery.position, 0) + 1)
             lane.mark()
-            memory.since_s = now
-            memory.timed_out = False
-            memory.current = delivery
             try:
                 result = invoke(payload, context)
                 if result is not None or invoke.is_async:
@@ -339,11 +345,17 @@ class Batch:
         if self._consumer.keyed_by_id and deliveries[0].lock is None:
             return None
         keys = []
+        memory = self._memory
         for delivery in deliveries:
+            if self._waits_for_lone_run(delivery):
+                continue
+            memory.watch(delivery, memory.clock.monotonic_s())
             try:
                 keys.append(self._consumer.key_of(delivery))
             except (Exception, SystemExit):  # noqa: BLE001, S112  `_prepare` meets it again
                 continue
+            finally:
+                memory.current = None
         return await self._lane.judge(keys)
 
     def _waits_for_lone_run(self, delivery: Delivery) -> bool:
@@ -537,6 +549,17 @@ class Batch:
         else:
             self._seen[key] = None
             self._after_run_in_company(delivery, key, fingerprint, error, text)
+
+    def refuse_unread(self) -> None:
+        """End the one message, whose very key rule never ends: a dead letter without a key."""
+        (delivery,) = self.deliveries
+        self._refuse(
+            delivery,
+            MessageError(
+                Reason.VANISHED,
+                "the rule for its dedup key never ended, or the process died in it, each time",
+            ),
+        )
 
     def fail(self, error: BaseException) -> None:
         """Fail the lone run of the one delivery: the store refused what it wrote."""

@@ -150,9 +150,12 @@ class Consume:
         unspent.pop(position, None)
 
     async def _lone_run(self, position: int, attempt: int) -> None:
-        exhausted = attempt > self._consumer.retry.max_attempts
-        batch = await self._begin_alone(position, attempt, exhausted=exhausted)
-        await batch.run()
+        over = attempt - self._consumer.retry.max_attempts
+        batch = await self._begin_alone(position, attempt, exhausted=over > 0)
+        if over > 1 and not self._consumer.keyed_by_id:
+            batch.refuse_unread()
+        else:
+            await batch.run()
         try:
             await self._commit(batch)
         except CommitRefused as refused:

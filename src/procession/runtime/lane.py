@@ -99,7 +99,7 @@ class LaneThread(threading.Thread):
             self._work(runner)
         finally:
             self._close()
-            if runner is not None and not self.abandoned:
+            if runner is not None:
                 runner.close()
 
     def abandon(self) -> None:
@@ -194,7 +194,7 @@ class LaneThread(threading.Thread):
             try:
                 if drive(lane.changed()):
                     return
-            except ProcessionError:
+            except Exception:  # noqa: BLE001  the next step meets it again, and pauses
                 return
             if self._source is not None:
                 self._stopping.wait(idle_s)

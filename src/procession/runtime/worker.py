@@ -23,6 +23,7 @@ from procession.message import new_id
 from procession.runtime.drive import drive
 from procession.runtime.lane import CANCEL_GRACE_S, LaneThread, RunnableConsumer
 from procession.runtime.lifeline import Lifeline
+from procession.runtime.upkeep import UpkeepTurns
 from procession.telemetry import Event, Instrument
 
 EXIT_REPLACE_ME = 70
@@ -250,30 +251,30 @@ class Worker:
     # The keeper's thread.
 
     def _keep(self) -> None:
+        upkeep = UpkeepTurns(self._store, self._settings)
         try:
-            self._keep_lease()
+            self._keep_lease(upkeep)
         finally:
+            upkeep.close()
             if self._registry is not None:
                 drive(self._registry.close())
 
-    def _keep_lease(self) -> None:
+    def _keep_lease(self, upkeep: UpkeepTurns) -> None:
         renew_s = self._settings.renew_ms / 1000
         due = time.monotonic() + renew_s
         while not self._all_stopped():
             time.sleep(min(TICK_S, renew_s))
-            if time.monotonic() >= due:
-                due = time.monotonic() + renew_s
-                try:
+            try:
+                if time.monotonic() >= due:
+                    due = time.monotonic() + renew_s
                     self._renew_and_look()
-                except Exception as error:  # noqa: BLE001  without its keeper a worker loses its lease
-                    self._instrument.emit(
-                        Event.STORE_UNAVAILABLE,
-                        {
-                            "consumer": "",
-                            "error": f"{type(error).__name__}: {error}",
-                            "fault": True,
-                        },
-                    )
+                if not self._stopping.is_set():
+                    upkeep.turn()
+            except Exception as error:  # noqa: BLE001  without its keeper a worker loses its lease
+                self._instrument.emit(
+                    Event.STORE_UNAVAILABLE,
+                    {"consumer": "", "error": f"{type(error).__name__}: {error}", "fault": True},
+                )
 
     def _all_stopped(self) -> bool:
         return self._stopping.is_set() and not any(

@@ -8,13 +8,16 @@ and values that commits and rolls back with the batch.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from procession.abc import (
     Changes,
@@ -27,7 +30,9 @@ from procession.abc import (
     Fetched,
     Hold,
     InboxRow,
+    Purged,
     Receipt,
+    SessionStatus,
     Topology,
     WorkerRecord,
 )
@@ -46,7 +51,7 @@ from procession.errors import (
     WorkerLost,
 )
 from procession.message import KEYLESS, Delivery, Outgoing
-from procession.outcome import End
+from procession.outcome import End, InboxState
 
 FEATURES = Features(
     blocking=True, savepoints=False, concurrent_batches=True, durable=False, sql=False
@@ -56,6 +61,26 @@ Point = Callable[[str], Awaitable[None]]
 
 async def no_point(_name: str) -> None:
     """Between two steps nothing happens; the simulator's point may suspend, or never return."""
+
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def one_at_a_time(kind: Kind) -> Kind:
+    """Let a thread have the store to itself during each call: an app's lanes run on threads."""
+
+    def exclusive(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(method)
+        async def locked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with getattr(self, "_store", self).lock:
+                return await method(self, *args, **kwargs)
+
+        return locked
+
+    for name, method in list(vars(kind).items()):
+        if inspect.iscoroutinefunction(method):
+            setattr(kind, name, exclusive(method))
+    return kind
 
 
 class MemoryClock:
@@ -135,6 +160,7 @@ class _Worker:
     until: int
 
 
+@one_at_a_time
 class MemoryStore:
     """Implements `procession.abc.Store`.
 
@@ -158,6 +184,8 @@ class MemoryStore:
         self.settings = settings or Settings()
         self.clock = clock or MemoryClock()
         self.point = point
+        # Re-entrant: the simulator's lanes share a thread, and are suspended within a call.
+        self.lock = threading.RLock()
         self.effects: dict[Any, Any] = {}
         self.subscriptions: list[_Subscription] = []
         self.workers_by_id: dict[str, _Worker] = {}
@@ -221,6 +249,9 @@ class MemoryStore:
 
     async def dead_letters(self) -> MemoryDeadLetters:
         return MemoryDeadLetters(self)
+
+    async def upkeep(self) -> MemoryUpkeep:
+        return MemoryUpkeep(self)
 
     async def inbox(self, consumer: str, key: bytes) -> InboxRow | None:
         row = self.subscription(consumer).inbox.get(key)
@@ -421,6 +452,7 @@ class Effects:
             raise TransactionMisuse("the batch's transaction is not open any more")
 
 
+@one_at_a_time
 class MemoryLane:
     """Implements `procession.abc.Lane`."""
 
@@ -593,9 +625,10 @@ class MemoryLane:
         return any(True for _ in self._visible())
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        self._sql.lost = StoreUnavailable("the connection was taken from a handler that hung")
-        self._store.ended_holders |= {*self._owned.values(), *self._owned_rows.values()}
+        with self._store.lock:
+            self._interrupted = True
+            self._sql.lost = StoreUnavailable("the connection was taken from a handler that hung")
+            self._store.ended_holders |= {*self._owned.values(), *self._owned_rows.values()}
 
     async def close(self) -> None:
         self._sql.is_open = False
@@ -834,6 +867,7 @@ class MemoryLane:
                 self._store.letters[number] = replace(letter, status="replayed")
 
 
+@one_at_a_time
 class MemoryWorkers:
     """Implements `procession.abc.Workers`."""
 
@@ -855,6 +889,9 @@ class MemoryWorkers:
     async def expired(self) -> list[str]:
         now = self._store.clock.lease_ms()
         return [name for name, found in self._store.workers_by_id.items() if found.until < now]
+
+    async def known(self) -> list[str]:
+        return list(self._store.workers_by_id)
 
     async def take_over(self, worker: str, *, dead: bool = False) -> list[str] | None:
         await self._store.point("take_over")
@@ -890,6 +927,7 @@ class MemoryWorkers:
         self._store.version += 1
 
 
+@one_at_a_time
 class MemoryTablePublisher:
     """Implements `procession.abc.Publisher` for the table queues of the store."""
 
@@ -909,6 +947,7 @@ class MemoryTablePublisher:
         """See `Publisher.close`."""
 
 
+@one_at_a_time
 class MemoryDeadLetters:
     """Implements `procession.abc.DeadLetters`."""
 
@@ -997,3 +1036,121 @@ class MemoryDeadLetters:
 
 def _errors_of(delivery: Delivery) -> tuple[str, ...]:
     return tuple(json.loads(delivery.errors)) if delivery.errors else ()
+
+
+class MemoryUpkeep:
+    """Implements `procession.abc.Upkeep`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._done = False
+
+    async def prune(self, *, retention_ms: int, resend_horizon_ms: int, limit: int) -> int | None:
+        """See `Upkeep.prune`: the whole walk is one step here, however many keys there are."""
+        await self._store.point("prune")
+        self._done = not self._done
+        if not self._done:
+            return None
+        now, removed = self._store.clock.wall_ms(), 0
+        for subscription in self._store.subscriptions:
+            oldest = min((row.sent_ms for row in subscription.rows.values()), default=now)
+            cutoff = min(now - retention_ms, oldest - resend_horizon_ms)
+            open_keys = {
+                letter.key
+                for letter in self._store.letters.values()
+                if letter.consumer == subscription.consumer and letter.status in ("dead", "queued")
+            }
+            old = [
+                key
+                for key, row in subscription.inbox.items()
+                if row.state == InboxState.DONE
+                and row.recorded_ms < cutoff
+                and key not in open_keys
+            ]
+            for key in old:
+                del subscription.inbox[key]
+            removed += len(old)
+        return removed
+
+    async def prunable(self, *, retention_ms: int) -> int:
+        cutoff = self._store.clock.wall_ms() - retention_ms
+        return sum(
+            row.state == InboxState.DONE and row.recorded_ms < cutoff
+            for subscription in self._store.subscriptions
+            for row in subscription.inbox.values()
+        )
+
+    async def purge_key(self, consumer: str, key: bytes) -> Purged:
+        return self._purge(consumer, lambda found, _session: found == key, {key})
+
+    async def purge_session(self, consumer: str, session: bytes) -> Purged:
+        return self._purge(consumer, lambda _key, found: found == session, set())
+
+    async def sessions(
+        self, *, consumer: str | None = None, session: bytes | None = None, limit: int = 100
+    ) -> list[SessionStatus]:
+        now = self._store.clock.wall_ms()
+        found = []
+        for subscription in self._store.subscriptions:
+            if subscription.consumer is None or consumer not in (None, subscription.consumer):
+                continue
+            lines: dict[bytes | None, list[_Row]] = {}
+            for row in subscription.rows.values():
+                lines.setdefault(row.session, []).append(row)
+            found += [
+                self._session(subscription, key, rows, now)
+                for key, rows in lines.items()
+                if session in (None, key)
+            ]
+        found.sort(key=lambda status: (-status.backlog, status.consumer, status.session or b""))
+        return found[:limit]
+
+    async def close(self) -> None:
+        """See `Upkeep.close`."""
+
+    def _session(
+        self, subscription: _Subscription, key: bytes | None, rows: list[_Row], now: int
+    ) -> SessionStatus:
+        session = subscription.sessions.get(key or b"", _Session())
+        retrying = session.retry_at > self._store.clock.lease_ms()
+        return SessionStatus(
+            consumer=subscription.consumer or "",
+            session=None if key is None or key.startswith(KEYLESS) else key,
+            backlog=len(rows),
+            head_age_ms=now - min(row.sent_ms for row in rows),
+            held=len(rows) if retrying else 0,
+            holder=session.holder,
+            retrying=retrying,
+            dead_letters=sum(
+                letter.session == key and letter.status == "dead"
+                for letter in self._store.letters.values()
+                if letter.consumer == subscription.consumer
+            ),
+        )
+
+    def _purge(
+        self,
+        consumer: str,
+        wanted: Callable[[bytes | None, bytes | None], bool],
+        keys: set[bytes],
+    ) -> Purged:
+        try:
+            subscription = self._store.subscription(consumer)
+        except ConfigurationError as error:
+            raise OperatorError(str(error)) from error
+        rows = [
+            row for row in subscription.rows.values() if wanted(row.message.message_id, row.session)
+        ]
+        letters = [
+            letter
+            for letter in self._store.letters.values()
+            if letter.consumer == consumer and wanted(letter.key, letter.session)
+        ]
+        keys = keys | {row.message.message_id for row in rows}
+        keys |= {letter.key for letter in letters if letter.key is not None}
+        for row in rows:
+            del subscription.rows[row.position]
+        for letter in letters:
+            del self._store.letters[letter.number]
+        inbox = sum(subscription.inbox.pop(key, None) is not None for key in keys)
+        return Purged(messages=len(rows), inbox=inbox, dead_letters=len(letters))

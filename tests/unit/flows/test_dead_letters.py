@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import pytest
+from tests.driving import Driver
 
 from procession import App, MessageError, OperatorError, Reason, Reject, RetryPolicy, Settings
 from procession.abc import DeadLetterFilter
 from procession.outcome import InboxState
-from tests.driving import Driver
 
 BY = "ada"
 ONCE = RetryPolicy(max_attempts=1, first_ms=0)

@@ -19,7 +19,9 @@ def file(tmp_path: Path) -> Path:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         Inbox.prepare(connection)
-        connection.execute("CREATE TABLE effect (id INTEGER PRIMARY KEY, mark TEXT, parent REFERENCES effect)")
+        connection.execute(
+            "CREATE TABLE effect (id INTEGER PRIMARY KEY, mark TEXT, parent REFERENCES effect)"
+        )
     return path
 
 

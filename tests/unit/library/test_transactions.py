@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import sys
 import threading
@@ -23,16 +24,21 @@ def once(connection: sqlite3.Connection, key: str = "m1", mark: str = "e") -> bo
     return bool(first)
 
 
+def fail(connection: sqlite3.Connection, key: str = "m1", mark: str = "half") -> None:
+    """Handle a delivery whose block raises after a statement."""
+    with Inbox(connection, consumer="billing").once(key, payload=b"body"):
+        connection.execute("INSERT INTO effect (mark) VALUES (?)", (mark,))
+        raise ZeroDivisionError
+
+
 # ---- opened in time ------------------------------------------------------------------------------
 
 
-def test_the_write_lock_is_taken_on_entry(
-    connection: sqlite3.Connection, connect: Connect
-) -> None:
+def test_the_write_lock_is_taken_on_entry(connection: sqlite3.Connection, connect: Connect) -> None:
     other = connect(isolation_level=None, timeout=0)
-    with Inbox(connection, consumer="billing").once("m1", payload=b"body"):
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            other.execute("BEGIN IMMEDIATE")
+    inbox = Inbox(connection, consumer="billing")
+    with inbox.once("m1", payload=b""), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
 
 
 def test_a_connection_that_commits_each_statement_is_refused(
@@ -110,9 +116,7 @@ def test_C03_a_transaction_that_read_too_early_is_told_to_begin_immediate(
     assert marks() == ["e"]
 
 
-def test_a_cursor_that_is_still_being_read_is_told_at_once(
-    connect: Connect, marks: Marks
-) -> None:
+def test_a_cursor_that_is_still_being_read_is_told_at_once(connect: Connect, marks: Marks) -> None:
     connection, other = connect(timeout=60), connect()
     other.executemany("INSERT INTO effect (mark) VALUES (?)", [("a",), ("b",), ("c",)])
     other.commit()
@@ -194,9 +198,7 @@ def test_C01_of_two_that_race_for_a_key_one_waits_and_is_told_duplicate(
     assert marks() == ["e"]
 
 
-def test_C01_the_loser_runs_where_the_first_one_rolls_back(
-    connect: Connect, marks: Marks
-) -> None:
+def test_C01_the_loser_runs_where_the_first_one_rolls_back(connect: Connect, marks: Marks) -> None:
     first_one = connect(timeout=10)
     other = connect(timeout=10, check_same_thread=False)
     done: list[bool] = []
@@ -234,9 +236,8 @@ def test_X06_a_conflict_and_a_failed_block_leave_it_as_it_was_too(
     connection.execute("INSERT INTO effect (mark) VALUES ('before')")
     with pytest.raises(Exception, match="another payload"), inbox.once("m1", payload=b"other"):
         pass
-    with pytest.raises(ZeroDivisionError), inbox.once("m2", payload=b"body"):
-        connection.execute("INSERT INTO effect (mark) VALUES ('inside')")
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fail(connection, "m2")
     assert connection.in_transaction
     connection.commit()
     assert marks() == ["e", "before"]
@@ -267,13 +268,11 @@ def test_blocks_nest_and_an_inner_one_that_raises_keeps_the_outer(
     inbox = Inbox(connection, consumer="billing")
     with inbox.once("outer", payload=b""):
         connection.execute("INSERT INTO effect (mark) VALUES ('outer')")
-        with pytest.raises(ZeroDivisionError), inbox.once("inner", payload=b""):
-            connection.execute("INSERT INTO effect (mark) VALUES ('inner')")
-            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError):
+            fail(connection, "inner")
     connection.commit()
     assert marks() == ["outer"]
-    with inbox.once("inner", payload=b"") as first:
-        assert first
+    assert once(connection, "inner")
     with inbox.once("outer", payload=b"") as first:
         assert not first
 
@@ -293,8 +292,8 @@ def test_several_messages_may_share_a_transaction(
 def test_a_transaction_that_was_opened_for_a_failed_block_ends_with_it(
     connection: sqlite3.Connection, connect: Connect
 ) -> None:
-    with pytest.raises(ZeroDivisionError), Inbox(connection, consumer="b").once("m1", payload=b""):
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fail(connection)
     assert not connection.in_transaction
     connect(isolation_level=None, timeout=0).execute("BEGIN IMMEDIATE")
 
@@ -316,24 +315,26 @@ def test_a_block_that_ends_the_transaction_is_an_error(
     connection.execute("CREATE TABLE only (n INTEGER UNIQUE)")
     connection.execute("INSERT INTO only VALUES (1)")
     connection.commit()
-    with pytest.raises(TransactionMisuse, match="ended inside the block"):  # noqa: SIM117
+
+    def handle() -> None:
         with Inbox(connection, consumer="billing").once("m1", payload=b"body"):
-            try:
+            with contextlib.suppress(sqlite3.IntegrityError):
                 end(connection)
-            except sqlite3.IntegrityError:
-                pass
             if goes_on:
                 connection.execute("INSERT INTO effect (mark) VALUES ('alone')")
+
+    with pytest.raises(TransactionMisuse, match="ended inside the block"):
+        handle()
     assert connection.in_transaction is goes_on, "what the user began is the user's to end"
 
 
 def test_a_block_that_commits_and_then_fails_says_so(
     connection: sqlite3.Connection,
 ) -> None:
-    with pytest.raises(ZeroDivisionError) as caught:  # noqa: SIM117
-        with Inbox(connection, consumer="billing").once("m1", payload=b"body"):
-            connection.commit()
-            raise ZeroDivisionError
+    inbox = Inbox(connection, consumer="billing")
+    with pytest.raises(ZeroDivisionError) as caught, inbox.once("m1", payload=b"body"):
+        connection.commit()
+        fail(connection, "m2")
     assert "ended inside the block" in caught.value.__notes__[0]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.driving import new_app, sql
 
 from procession import App
-from tests.driving import new_app, sql
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
+from tests.driving import column, ends, foreign, run_until_idle
 
 from procession import App, Context
 from procession.errors import MessageError
-from tests.driving import column, ends, foreign, run_until_idle
 
 
 class Order(msgspec.Struct):

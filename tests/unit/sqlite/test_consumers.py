@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.driving import Driver, column, ends, run_until_idle, sql
 
 from procession import Context
 from procession.abc import Settlement
 from procession.errors import ConfigurationError
 from procession.runtime.drive import drive
 from procession.transports.memory import MemoryBroker
-from tests.driving import Driver, column, ends, run_until_idle, sql
 
 
 def consumer(app, queue="q", name="c", runs=None, **options):

@@ -1,14 +1,14 @@
-"""The same message more than once: in one batch, across batches, in other sessions, on two lanes."""
+"""The same message more than once: in one batch, across batches, sessions and lanes."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 import pytest
+from tests.driving import Driver, Recorder, column, ends, run_until_idle, sql
 
 from procession import Context, Event, Reject
 from procession.outcome import Cause
-from tests.driving import Driver, Recorder, column, ends, run_until_idle, sql
 
 
 def duplicates(app, consumer="c"):
@@ -107,7 +107,7 @@ def test_C01_copies_for_several_workers_have_one_effect_and_no_dead_letter(make)
     for n in range(30):
         for _ in drivers:
             app.send("q", {"n": n}, message_id=f"m{n}")
-    while any([driver.step() for driver in drivers]):
+    while sum(driver.step() for driver in drivers):
         pass
     for driver in drivers:
         driver.close()

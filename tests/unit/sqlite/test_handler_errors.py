@@ -1,16 +1,17 @@
-"""Whatever a handler raises, returns or keeps: its message ends, and its neighbours do not notice."""
+"""Whatever a handler raises, returns or keeps: its message ends, its neighbours do not notice."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import timedelta
 
 import pytest
+from tests.driving import Driver, column, ends, run_until_idle, sql
 
 from procession import Context, Reject, Retry
 from procession.errors import TransactionMisuse
-from tests.driving import Driver, column, ends, run_until_idle, sql
 
 
 class OwnBaseException(BaseException):
@@ -29,7 +30,7 @@ class Mute(Exception):
 
 class WrongText(Exception):
     def __str__(self) -> str:
-        return 7  # type: ignore[return-value]
+        return 7  # type: ignore[return-value]  # noqa: PLE0307  the fault under test
 
 
 ERRORS = [
@@ -211,7 +212,7 @@ def test_a_swallowed_database_error_outside_of_a_savepoint_fails_the_run(make):
         for _ in range(2):
             try:
                 ctx.execute("INSERT INTO effect (mark) VALUES ('twice')")
-            except Exception:
+            except Exception:  # noqa: BLE001  it swallows: the fault under test
                 return
 
     three(app, bad)
@@ -229,7 +230,7 @@ def test_a_swallowed_error_of_a_later_row_fails_the_run(make):
     def bad(message, ctx):
         try:
             ctx.execute("SELECT abs(column1) FROM (VALUES (1), (-9223372036854775808))").fetchall()
-        except Exception:
+        except Exception:  # noqa: BLE001  it swallows: the fault under test
             return
 
     three(app, bad)
@@ -248,7 +249,7 @@ def test_an_error_caught_around_a_savepoint_takes_back_the_block_alone(make):
             with ctx.savepoint():
                 ctx.execute("INSERT INTO effect (n, mark) VALUES (11, 'gone')")
                 ctx.execute("INSERT INTO effect (n, mark) VALUES (12, 'kept')")
-        except Exception:
+        except Exception:  # noqa: BLE001  it swallows: the fault under test
             ctx.execute("INSERT INTO effect (n) VALUES (13)")
 
     three(app, bad)
@@ -268,7 +269,7 @@ def test_savepoints_nest_and_an_exception_of_the_users_own_takes_back_its_block(
             try:
                 with ctx.savepoint():
                     ctx.execute("INSERT INTO effect (n) VALUES (11)")
-                    raise LookupError
+                    raise LookupError  # noqa: TRY301  the handler's own
             except LookupError:
                 pass
             ctx.execute("INSERT INTO effect (n) VALUES (12)")
@@ -455,3 +456,21 @@ def test_P04_after_every_way_out_of_a_handler_the_session_takes_its_next_message
 
     assert ends(app) == {"processed": len(ERRORS), "dead-lettered": len(ERRORS)}
     assert column(app, "SELECT count(*) FROM procession_sessions") == [0]
+
+
+@pytest.mark.parametrize("call", ["send", "send_many"])
+def test_a_handler_that_uses_the_app_instead_of_its_context_is_told_at_once(make, call):
+    app = make(settings={"busy_ms": 5_000})
+    app.queue("out")
+    calls = {
+        "send": lambda: app.send("out", {}),
+        "send_many": lambda: app.send_many("out", [{}]),
+    }
+    three(app, lambda message, ctx: calls[call]())
+
+    began = time.monotonic()
+    run_until_idle(app)
+
+    assert time.monotonic() - began < 4
+    assert ends(app) == {"processed": 2, "dead-lettered": 1}
+    assert "use ctx.send" in app.dead_letters()[0].detail

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.driving import Driver, column, ends, run_until_idle, sql
 
 from procession import Context
-from tests.driving import Driver, column, ends, run_until_idle, sql
 
 ENDS = [
     "COMMIT",
@@ -56,13 +56,17 @@ SCHEMA = [
 OUR_TABLES = [
     "DELETE FROM procession_messages",
     "delete from PROCESSION_MESSAGES",
-    'INSERT INTO "procession_inbox" (subscription, key, state, fingerprint, recorded_ms) '
-    "VALUES (1, x'61', 3, x'61', 0)",
+    (
+        'INSERT INTO "procession_inbox" (subscription, key, state, fingerprint, recorded_ms) '
+        "VALUES (1, x'61', 3, x'61', 0)"
+    ),
     "REPLACE INTO procession_meta VALUES ('number', 0)",
     "UPDATE main.procession_sessions SET held = 0",
     "WITH x AS (SELECT 1) UPDATE procession_workers SET lease_ms = 0",
-    "INSERT INTO procession_counts VALUES (1, 'processed', '', 99) "
-    "ON CONFLICT DO UPDATE SET number = 99",
+    (
+        "INSERT INTO procession_counts VALUES (1, 'processed', '', 99) "
+        "ON CONFLICT DO UPDATE SET number = 99"
+    ),
 ]
 
 
@@ -99,7 +103,7 @@ def run_all(app, statements, call):
 def swallow(ctx, statement):
     try:
         ctx.execute(statement)
-    except Exception:
+    except Exception:  # noqa: BLE001  it swallows: the fault under test
         return
 
 
@@ -157,7 +161,7 @@ def test_the_connection_of_a_handler_has_nothing_that_ends_its_transaction(make,
     def bad(ctx):
         try:
             getattr(ctx.connection, name)()
-        except Exception:
+        except Exception:  # noqa: BLE001  it swallows: the fault under test
             return
 
     run_one(app, bad)
@@ -209,7 +213,7 @@ def test_a_statement_that_rolls_the_transaction_back_fails_its_own_message_alone
             try:
                 with ctx.savepoint():
                     ctx.execute(statement)
-            except Exception:
+            except Exception:  # noqa: BLE001  it swallows: the fault under test
                 swallow(ctx, "INSERT INTO effect (n) VALUES (9)")
 
     run_one(app, bad)
@@ -231,8 +235,10 @@ def test_X05_other_constraints_than_our_own_are_failures_never_duplicates(make):
             "INSERT INTO child VALUES (7, 1)",
             "INSERT INTO child VALUES (NULL, 0)",
             "INSERT INTO effect (mark) VALUES ('taken')",
-            "INSERT INTO procession_inbox (subscription, key, state, fingerprint, recorded_ms) "
-            "VALUES (1, x'61', 3, x'61', 0)",
+            (
+                "INSERT INTO procession_inbox (subscription, key, state, fingerprint, recorded_ms) "
+                "VALUES (1, x'61', 3, x'61', 0)"
+            ),
         ],
         CALLS["execute"],
     )

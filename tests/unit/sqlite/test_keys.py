@@ -5,10 +5,10 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
+from tests.driving import Driver, column, ends, foreign, run_until_idle, sql
 
 from procession import Context
 from procession.errors import ConfigurationError, MessageError
-from tests.driving import Driver, column, ends, foreign, run_until_idle, sql
 
 LONG = "k" * 10_000
 LIMIT = "k" * 512

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+from tests.driving import ENDLESS, Driver, column, ends, sql, wait_until
 
 from procession import Context, Settings
 from procession.errors import ConfigurationError, SessionLost, WorkerLost
 from procession.runtime.drive import drive
-from tests.driving import ENDLESS, Driver, column, ends, sql, wait_until
 
 
 def counting(app, **options):
@@ -66,7 +66,7 @@ def test_L06_a_worker_that_was_taken_over_commits_nothing_and_disturbs_nobody(ma
     owned = sql(app, "SELECT worker FROM procession_sessions WHERE worker IS NOT NULL")
 
     for act in (
-        lambda: zombie.step(),
+        zombie.step,
         lambda: drive(zombie.workers.renew(zombie.worker_id)),
         lambda: drive(lane.own([b"A"])),
         lambda: drive(lane.begin()),

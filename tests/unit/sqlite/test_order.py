@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 
 import pytest
+from tests.driving import ENDLESS, PAUSE_S, Driver, column, ends, run_until_idle, sql
 
 from procession import Context, Retry, RetryPolicy
-from procession.errors import SessionLost
+from procession.errors import SessionLost, StoreUnavailable, TransactionMisuse
 from procession.runtime.drive import drive
-from tests.driving import ENDLESS, PAUSE_S, Driver, column, ends, run_until_idle, sql
 
 
 def ledger(app, *, fails, **options):
@@ -338,19 +339,30 @@ def test_a_session_that_another_worker_runs_alone_is_passed_over_and_keeps_its_o
 def test_N02_a_session_is_not_given_away_while_one_of_its_messages_is_handled(make):
     app = make(settings={"busy_ms": 20})
     entered = []
+    refused = []
+
+    def elsewhere():
+        try:
+            other.step()
+        except StoreUnavailable as error:
+            refused.append(error)
 
     @app.consumer("q", name="c", session="s")
     def handle(message: dict, ctx: Context):
         entered.append(message["n"])
         if message["n"] == 0:
-            with pytest.raises(Exception, match="locked"):
+            with pytest.raises(TransactionMisuse, match="wait for itself"):
                 other.step()
+            worker = threading.Thread(target=elsewhere)
+            worker.start()
+            worker.join()
 
     app.send_many("q", [{"s": "A", "n": n} for n in range(3)])
     with Driver(app) as driver, Driver(app) as other:
         driver.run()
 
     assert entered == [0, 1, 2]
+    assert len(refused) == 1
 
 
 def test_scheduled_messages_hold_nobody_and_take_their_place_by_number_when_due(make):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from tests.driving import Driver, column, ends, foreign, sql
 
 from procession import Context, OperatorError, Reject, RetryPolicy
 from procession.abc import DeadLetterFilter
 from procession.runtime.drive import drive
-from tests.driving import Driver, column, ends, foreign, sql
 
 ONCE = RetryPolicy(max_attempts=1, first_ms=1)
 
@@ -180,14 +180,13 @@ def test_two_operators_decide_once(make, act):
     one, two = drive(app.store.dead_letters()), drive(app.store.dead_letters())
     drive(one.replay(letter.number, by="one"))
 
+    decisions = {
+        "replay": lambda: two.replay(letter.number, by="two"),
+        "discard": lambda: two.discard(letter.number, by="two", why="no"),
+        "edit": lambda: two.edit(letter.number, body=b"{}", fingerprint=b"f" * 32, by="two"),
+    }
     with pytest.raises(OperatorError, match="queued"):
-        match act:
-            case "replay":
-                drive(two.replay(letter.number, by="two"))
-            case "discard":
-                drive(two.discard(letter.number, by="two", why="no"))
-            case _:
-                drive(two.edit(letter.number, body=b"{}", fingerprint=b"f" * 32, by="two"))
+        drive(decisions[act]())
 
     drive(one.close())
     drive(two.close())

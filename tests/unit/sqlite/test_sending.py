@@ -1,4 +1,4 @@
-"""What is sent is there if and only if its transaction committed, in order, and nothing is missed."""
+"""What is sent is there if and only if its transaction committed, in order, none is missed."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 import time
 
 import pytest
+from tests.driving import ENDLESS, Driver, column, ends, foreign, run_until_idle, sql
 
 from procession import Context
 from procession.errors import ConfigurationError, MessageError
 from procession.runtime.drive import drive
-from tests.driving import ENDLESS, Driver, column, ends, foreign, run_until_idle, sql
 
 
 def collecting(app, queue="out", name="out", **options):
@@ -56,17 +56,20 @@ def test_a_duplicate_sends_nothing_again(make):
     assert ends(app, "out") == {"processed": 1}
 
 
+def draw_and_fail(driver):
+    with driver.workers.write("a send that fails") as connection:
+        connection.execute("UPDATE procession_meta SET value = value + 3 WHERE name = 'number'")
+        raise LookupError
+
+
 def test_O01_a_number_that_was_drawn_and_rolled_back_stalls_nobody(make):
     app = make()
     got = collecting(app)
     app.open()
     with Driver(app) as driver:
         for n in range(5):
-            with pytest.raises(LookupError), driver.workers.write("a send that fails") as connection:
-                connection.execute(
-                    "UPDATE procession_meta SET value = value + 3 WHERE name = 'number'"
-                )
-                raise LookupError
+            with pytest.raises(LookupError):
+                draw_and_fail(driver)
             app.send("out", {"n": n})
             sql(app, "UPDATE procession_meta SET value = value + 100 WHERE name = 'number'")
         driver.run()
@@ -109,8 +112,15 @@ def test_O03_the_order_of_sending_is_the_order_of_handling_whatever_the_clock(
     real = time.time_ns
     if clock != "runs":
         monkeypatch.setattr(
-            time, "time_ns", lambda: real() if clock == "runs" else next(moments) * 1_000_000
-            if clock == "steps-back" else 10**18
+            time,
+            "time_ns",
+            lambda: (
+                real()
+                if clock == "runs"
+                else next(moments) * 1_000_000
+                if clock == "steps-back"
+                else 10**18
+            ),
         )
     with Driver(app) as driver:
         for n in range(10):
@@ -137,7 +147,7 @@ def test_O04_two_workers_never_have_messages_of_one_session_in_another_order(mak
 
     app.send_many("q", [{"s": f"s{n % 20}", "n": n} for n in range(400)])
     drivers = [Driver(app) for _ in range(3)]
-    while any([driver.step() for driver in drivers]) or sum(s.held for s in app.status()):
+    while sum(driver.step() for driver in drivers) or sum(s.held for s in app.status()):
         pass
     for driver in drivers:
         driver.close()

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
+from tests.driving import ENDLESS, Recorder, column, ends, sql, wait_until
 
 from procession import App, Context, Event, RetryPolicy
-from tests.driving import ENDLESS, Recorder, column, ends, sql, wait_until
 
 HANGING = {"handler_limit_ms": 120, "lease_ms": 3_000, "abandoned_max": 8, "stop_ms": 3_000}
 
@@ -63,11 +64,11 @@ def hang_in_sql_and_swallow(ctx, release):
     while not release.is_set():
         try:
             hang_in_sql(ctx, release)
-        except BaseException:
+        except BaseException:  # noqa: BLE001  it swallows: the fault under test
             time.sleep(0.001)
             try:
                 ctx.execute("INSERT INTO effect (n) VALUES (-2)")
-            except BaseException:
+            except BaseException:  # noqa: BLE001  it swallows: the fault under test
                 time.sleep(0.001)
 
 
@@ -134,6 +135,39 @@ def test_the_zombie_of_a_hung_handler_runs_no_other_message_of_its_batch(make):
     assert ends(app) == {"processed": 3, "dead-lettered": 1}
     first = runs[0][1]
     assert [n for n, name in runs if name == first] == [0, 1]
+
+
+@pytest.mark.parametrize("rule", ["key", "validator", "session"])
+def test_a_rule_or_validator_that_hangs_loses_the_connection_as_a_handler_does(make, rule):
+    app = make(settings=HANGING, retry=RetryPolicy(max_attempts=1, first_ms=1, jitter=0))
+    release = threading.Event()
+    runs = []
+
+    def hang(payload):
+        if payload["n"] == 1:
+            release.wait(10)
+        return str(payload["n"])
+
+    options = {
+        "key": {"key": hang},
+        "validator": {"validators": [hang]},
+        "session": {"validate_session": hang},
+    }[rule]
+
+    @app.consumer("q", name="c", **options)
+    def handle(message: dict):
+        runs.append(message["n"])
+
+    for n in range(4):
+        app.send("q", {"n": n}, session=str(n), message_id=f"m{n}")
+    with running(app):
+        wait_until(finished(app, 4), "all messages to end")
+        release.set()
+        time.sleep(0.05)
+
+    assert ends(app) == {"processed": 3, "dead-lettered": 1}
+    assert [letter.reason for letter in app.dead_letters()] in (["vanished"], ["bad-key"])
+    assert 1 not in runs
 
 
 async def sleep_long(ctx):
@@ -267,7 +301,7 @@ def test_a_retry_and_a_due_message_wake_an_idle_lane_without_help(make):
         if message["n"] == 1 and seen.count(1) < 3:
             raise ValueError
         if message["n"] == 1:
-            ctx.send("q", {"n": 2}, after=__import__("datetime").timedelta(milliseconds=60))
+            ctx.send("q", {"n": 2}, after=timedelta(milliseconds=60))
 
     with running(app):
         time.sleep(0.1)
@@ -303,18 +337,19 @@ def test_a_session_of_a_dead_worker_keeps_no_lane_busy(make):
         "INSERT INTO procession_sessions (subscription, key, held, retry_at, worker, holder) "
         "SELECT id, x'41', 1, 0, 'dead', 'dead.0.1' FROM procession_subscriptions",
     )
-    recorder = Recorder()
-    worker = app.worker()
     begun = []
     with running(app):
         time.sleep(0.1)
-        lane = [t for t in threading.enumerate() if t.name.startswith("procession-c-")][0]._lane
+        lane = next(
+            thread._lane
+            for thread in threading.enumerate()
+            if thread.name.startswith("procession-c-")
+        )
         real = lane._turnstile.begin
         lane._turnstile.begin = lambda connection: (begun.append(1), real(connection))
         time.sleep(0.3)
 
     assert len(begun) <= 3
-    del worker, recorder
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async"])

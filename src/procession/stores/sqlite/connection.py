@@ -15,9 +15,15 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
-from procession.errors import ConfigurationError, Contention, ProcessionError, StoreUnavailable
+from procession.errors import (
+    ConfigurationError,
+    Contention,
+    ProcessionError,
+    StoreUnavailable,
+    TransactionMisuse,
+)
 
 BUSY_POLL_S = 0.0005
 # How many times `busy_s` a process waits at the turnstile before it takes whoever stands in it for
@@ -26,6 +32,7 @@ TURNSTILE_WAITS = 2
 WAL_PAGES = 4_000
 CACHE_KIB = 16_384
 CACHED_STATEMENTS = 512
+URL_BEGIN = "sqlite:///"
 SQLITE_NEEDED = (3, 37)
 # The primary code is the low byte of an extended one (sqlite.org/rescode.html).
 _CONTENTION = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -65,13 +72,15 @@ class Place:
         Raises:
             ConfigurationError: anything else; all faults are named.
         """
-        parts = urlsplit(url)
-        if parts.scheme != "sqlite" or parts.netloc or len(parts.path) < 2:  # noqa: PLR2004
+        # Not urlsplit: a file's name may hold a # or a %, and means just these.
+        where, _, query = url.partition("?")
+        path = where.removeprefix(URL_BEGIN)
+        if path in (where, ""):
             raise ConfigurationError(
                 f"store {url!r}: write sqlite:///file.db for a file of the current folder, "
                 "sqlite:////folder/file.db for an absolute path"
             )
-        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        options = dict(parse_qsl(query, keep_blank_values=True))
         synchronous = options.pop("synchronous", "FULL").upper()
         foreign_keys = options.pop("foreign_keys", "on").lower()
         if synchronous not in {"FULL", "NORMAL", "OFF", "EXTRA"}:
@@ -81,7 +90,7 @@ class Place:
         if options:
             raise ConfigurationError(f"store {url!r}: unknown options {sorted(options)}")
         return Place(
-            path=Path(parts.path[1:]),
+            path=Path(path),
             synchronous=synchronous,
             foreign_keys=foreign_keys == "on",
             busy_s=busy_s,
@@ -192,21 +201,33 @@ class Turnstile:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._file = -1
-        self._given_up: _Queued | None = None
 
     def begin(self, connection: sqlite3.Connection) -> None:
         """Open a write transaction on the connection; wait at most the place's `busy_s` for a
         program that does not use the turnstile.
 
         Raises:
+            TransactionMisuse: this thread has one open: it would wait for itself.
             StoreUnavailable: it stayed locked, or cannot be written.
         """
+        self._refuse_to_wait_for_ourselves()
         inside = self._enter()
         try:
             self._poll(connection)
         finally:
             if inside:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
+        _HERE.open = self._place.path, connection
+
+    def _refuse_to_wait_for_ourselves(self) -> None:
+        path, connection = getattr(_HERE, "open", (None, None))
+        with contextlib.suppress(sqlite3.Error):  # it was closed
+            if connection is not None and path == self._place.path and connection.in_transaction:
+                raise TransactionMisuse(
+                    f"this thread has a write transaction open on {path} and would wait for "
+                    "itself: inside of a handler use ctx.send and ctx.execute, not the app's or "
+                    "another connection's"
+                )
 
     def _poll(self, connection: sqlite3.Connection) -> None:
         deadline = 0.0
@@ -230,10 +251,9 @@ class Turnstile:
 
     def _enter(self) -> bool:
         """Wait for our turn; False where we go around."""
-        if self._given_up is not None:
-            if self._given_up.is_alive():
-                return False
-            self._given_up = None
+        stuck = _GIVEN_UP.get(self._place.path)
+        if stuck is not None and stuck.is_alive():
+            return False
         if self._file < 0:
             self._file = self._open()
         with contextlib.suppress(BlockingIOError):
@@ -243,7 +263,8 @@ class Turnstile:
         queued.start()
         if queued.wait(self._place.busy_s * TURNSTILE_WAITS):
             return True
-        self._file, self._given_up = -1, queued
+        self._file = -1
+        _GIVEN_UP[self._place.path] = queued
         return False
 
     def _open(self) -> int:
@@ -291,3 +312,10 @@ class _Queued(threading.Thread):
         with self._lock:
             self._is_given_up = not self._turn.is_set()
         return not self._is_given_up
+
+
+# What this process still has in the queue of a turnstile that somebody stands still in.
+_GIVEN_UP: dict[Path, _Queued] = {}
+
+# The write transaction that this thread began last.
+_HERE = threading.local()

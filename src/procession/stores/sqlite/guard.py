@@ -131,6 +131,8 @@ class Guard:
 
     def mark(self) -> None:
         """The next statement begins another handler's work."""
+        if self.lost is not None:
+            raise self.lost
         self.run += 1
         self._guarded = True
         self._marked = False

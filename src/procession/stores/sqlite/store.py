@@ -14,6 +14,7 @@ from procession.abc import (
     Lane,
     Publisher,
     Topology,
+    Upkeep,
     Workers,
 )
 from procession.config import Settings
@@ -31,6 +32,7 @@ from procession.stores.sqlite.statements import (
     migrations,
 )
 from procession.stores.sqlite.transactions import Transactions
+from procession.stores.sqlite.upkeep import SqliteUpkeep
 from procession.stores.sqlite.workers import SqliteWorkers
 
 # What stands for the queue of a consumer that the library made: it reads none.
@@ -111,6 +113,10 @@ class SqliteStore:
     async def dead_letters(self) -> DeadLetters:
         """See `Store.dead_letters`."""
         return SqliteDeadLetters(self._place, self._prefix)
+
+    async def upkeep(self) -> Upkeep:
+        """See `Store.upkeep`."""
+        return SqliteUpkeep(self._place, self._prefix)
 
     async def inbox(self, consumer: str, key: bytes) -> InboxRow | None:
         """See `Store.inbox`."""

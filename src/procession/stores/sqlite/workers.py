@@ -61,6 +61,11 @@ class SqliteWorkers(Transactions):
             ).fetchall()
         return [row[0] for row in rows]
 
+    async def known(self) -> list[str]:
+        """See `Workers.known`."""
+        with self.read("reading workers") as connection:
+            return [row[0] for row in connection.execute(self.sql["workers"]).fetchall()]
+
     async def take_over(self, worker: str, *, dead: bool = False) -> list[str] | None:
         """See `Workers.take_over`."""
         if not dead:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import sys
 import threading
 import time
 import uuid
@@ -49,6 +50,7 @@ SILENT_TOPIC = "silence"
 WINDOW_QUEUE = "news"
 LEASE_MS = 600_000
 WORKER_ROUNDS_MAX = 1_000
+SWITCH_S = 1e-5
 TABLE = "conformance_effects"
 
 
@@ -430,7 +432,8 @@ def print_of(body: bytes) -> bytes:
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Make the calls at the same moment, each on a thread; return what each returned or raised."""
+    """Make the calls at the same moment, each on a thread that the interpreter interrupts all the
+    time; return what each returned or raised."""
     outcomes: list[Any] = [None] * len(calls)
     start = threading.Barrier(len(calls))
 
@@ -442,8 +445,13 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
             outcomes[index] = error
 
     threads = [threading.Thread(target=call, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    patience_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(patience_s)
     return outcomes

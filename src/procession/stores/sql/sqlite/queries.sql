@@ -446,3 +446,94 @@ DELETE FROM procession_subscriptions WHERE id = ? RETURNING queue, kind, duplica
 -- name: give_queue
 -- Subscriptions' primary key.
 UPDATE procession_subscriptions SET queue = ?, kind = ?, duplicate_window_ms = ? WHERE id = ?;
+
+-- name: prune_span
+-- Inbox's primary key: the end of the next span of the walk.
+SELECT max(id), recorded_ms FROM (
+    SELECT id, recorded_ms FROM procession_inbox WHERE id > :after ORDER BY id LIMIT :limit
+);
+
+-- name: prune_inbox
+-- A range of inbox's primary key; dead_letters_key for each. Held, dead and running keys stay, and
+-- those of which a dead letter waits for a decision.
+DELETE FROM procession_inbox
+WHERE id > :after AND id <= :last AND subscription = :subscription AND state = 3
+  AND recorded_ms < :cutoff
+  AND NOT EXISTS (
+      SELECT 1 FROM procession_dead_letters AS d
+      WHERE d.subscription = procession_inbox.subscription AND d.key = procession_inbox.key
+        AND d.status IN ('dead', 'queued')
+  );
+
+-- name: prune_dead_letters
+-- Dead letters are few.
+DELETE FROM procession_dead_letters
+WHERE id IN (
+    SELECT id FROM procession_dead_letters
+    WHERE status IN ('replayed', 'discarded') AND died_ms < :cutoff
+    LIMIT :limit
+);
+
+-- name: prunable
+-- A scan of inbox, for people.
+SELECT count(*) FROM procession_inbox WHERE state = 3 AND recorded_ms < :cutoff;
+
+-- name: oldest
+-- Messages' primary key from its first row in order, and from the first one set aside.
+SELECT
+    (SELECT sent_ms FROM procession_messages WHERE id > :low AND id < :high ORDER BY id LIMIT 1),
+    (SELECT sent_ms FROM procession_messages
+     WHERE id < -:low AND id > -:high ORDER BY id DESC LIMIT 1);
+
+-- name: purge_message
+-- A range of messages, filtered: a rare command.
+DELETE FROM procession_messages
+WHERE message_id = :key AND (id > :low AND id < :high OR id < -:low AND id > -:high);
+
+-- name: purge_inbox
+-- inbox_key.
+DELETE FROM procession_inbox WHERE subscription = :subscription AND key = :key;
+
+-- name: purge_dead_key
+-- dead_letters_key.
+DELETE FROM procession_dead_letters WHERE subscription = :subscription AND key = :key;
+
+-- name: session_keys
+-- A range of messages, and dead_letters_session: the keys that are known to be of the session.
+SELECT message_id FROM procession_messages
+WHERE session = :session AND (id > :low AND id < :high OR id < -:low AND id > -:high)
+UNION
+SELECT key FROM procession_dead_letters
+WHERE subscription = :subscription AND session = :session AND key IS NOT NULL;
+
+-- name: purge_session
+-- A range of messages, filtered: a rare command.
+DELETE FROM procession_messages
+WHERE session = :session AND (id > :low AND id < :high OR id < -:low AND id > -:high);
+
+-- name: purge_dead_session
+-- dead_letters_session.
+DELETE FROM procession_dead_letters WHERE subscription = :subscription AND session = :session;
+
+-- name: purge_session_row
+-- Sessions' primary key.
+DELETE FROM procession_sessions
+WHERE subscription = :subscription AND key = :session AND holder IS NULL;
+
+-- name: sessions
+-- A range of messages, grouped: for people, not for lanes.
+SELECT m.session, count(*), min(m.sent_ms), coalesce(s.held, 0), s.holder,
+       coalesce(s.held > 0 AND s.retry_at > 0, 0),
+       (SELECT count(*) FROM procession_dead_letters AS d
+        WHERE d.subscription = :subscription AND d.session = m.session AND d.status = 'dead')
+FROM procession_messages AS m
+LEFT JOIN procession_sessions AS s ON s.subscription = :subscription AND s.key = m.session
+WHERE (m.id > :low AND m.id < :high OR m.id < -:low AND m.id > -:high)
+  AND (:session IS NULL OR m.session = :session)
+GROUP BY m.session
+ORDER BY count(*) DESC, m.session
+LIMIT :limit;
+
+-- name: workers
+-- The few rows of workers.
+SELECT id FROM procession_workers ORDER BY started_ms, id;
