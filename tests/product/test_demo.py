@@ -1,5 +1,6 @@
-"""Promises of `make demo`: it ends in agreement whatever it does to itself, and says so; where the
-tables differ from the files, it says that, and its exit code does too."""
+"""Promises of `make demo`: ours ends in agreement whatever it does to itself, and says so; where its
+tables differ from the files, it says that, and its exit code does too. Consumers without an inbox
+count wrong on the same ledgers, and that is no failure."""
 
 import csv
 import gzip
@@ -19,14 +20,17 @@ from typing import Any
 
 import pytest
 
-from procession.demo import fleet
+from procession.demo import naive, run
 from procession.demo.__main__ import main
+from procession.demo.hostile import plan_hostility
+from procession.demo.producer import Books
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "ledger"
 DEMO = [sys.executable, "-m", "procession.demo"]
+WORKERS = {b"procession.demo.worker", b"procession.demo.naive_worker"}
 
 
 def cut(folder: Path, *, files: int, lines: int) -> Path:
@@ -55,8 +59,8 @@ def demo(*arguments: object, columns: int = 80) -> subprocess.CompletedProcess[s
     )
 
 
-def demo_json(*arguments: object) -> dict[str, Any]:
-    done = demo("--json", *arguments)
+def demo_json(*arguments: object, mode: str = "convoy") -> dict[str, Any]:
+    done = demo("--json", "--mode", mode, *arguments)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -70,14 +74,14 @@ def wait_for(condition: Any, *, seconds: float = 20.0) -> None:
 
 
 def processes_on(database: Path) -> list[int]:
-    """Return the workers that were started on this database."""
+    """Return the workers of either kind that were started on this database."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:  # it has ended meanwhile
             continue
-        if str(database).encode() in words and b"procession.demo.worker" in words:
+        if str(database).encode() in words and WORKERS & set(words):
             found.append(int(folder.name))
     return found
 
@@ -130,9 +134,10 @@ def test_kills_at_other_moments_never_change_the_totals(tmp_path: Path, seed: in
 
 
 def test_the_whole_month_ends_in_agreement_within_a_minute() -> None:
-    result = demo_json()
+    result = demo_json(mode="all")
 
     check_books(result)
+    assert result["seconds"] < 60
     assert result["kills"] == 3
     assert result["input"] == {
         "ledgers": 20,
@@ -143,6 +148,58 @@ def test_the_whole_month_ends_in_agreement_within_a_minute() -> None:
     }
     assert result["serial_stage"]["messages"] == 42_481
     assert result["parallel_stage"]["messages"] == 2 * (42_481 + 4_248)
+
+    modes = result["modes"]
+    assert [mode["true_total_thousandths"] for mode in modes.values()] == [150_463_300] * 3
+    for mode in (modes["naive"], modes["single"]):
+        assert mode["difference_thousandths"] > 0
+        assert mode["lines_counted_twice"] > 742
+        assert mode["lines_lost"] == 0
+    assert modes["naive"]["orders_out_of_sequence"] > 0
+    assert modes["single"]["orders_out_of_sequence"] == 0
+    every = modes["convoy"].pop("all_ledgers")
+    assert every["true_total_thousandths"] == every["counted_total_thousandths"] == 748_957_020
+    for ours in (modes["convoy"], every):
+        assert ours["difference_thousandths"] == ours["orders_out_of_sequence"] == 0
+        assert ours["lines_counted_twice"] == ours["lines_lost"] == 0
+
+
+def test_a_single_consumer_counts_exactly_what_it_is_sent_in_the_files_order(data: Path) -> None:
+    books = Books(data)
+    plan = plan_hostility(books.ledgers, seed=5, kills=0)
+    again = {(line.ledger, line.line_number) for lines in plan.again.values() for line in lines}
+    whole = {(line.ledger, line.line_number) for line in books.lines if line.ledger in plan.twice}
+
+    result = demo_json("--data", data, "--kills", 0, "--seed", 5, mode="single")
+
+    assert result["ok"]
+    assert list(result["modes"]) == ["single"]
+    single = result["modes"]["single"]
+    sent = [*books.lines, *(line for line in books.lines if line.ledger in plan.twice)]
+    sent += [line for lines in plan.again.values() for line in lines]
+    counted = sum(int(line.quantity) * Decimal(line.unit_price) * 1000 for line in sent)
+    assert single["counted_total_thousandths"] == counted
+    assert single["lines_counted_twice"] == len(again | whole)
+    assert (single["orders_out_of_sequence"], single["lines_lost"]) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", ["naive", "single"])
+def test_consumers_that_are_killed_lose_nothing_and_their_errors_are_no_failure(
+    tmp_path: Path, data: Path, mode: str
+) -> None:
+    database = tmp_path / "demo.db"
+
+    result = demo_json("--data", data, "--kills", 4, "--database", database, mode=mode)
+
+    counted = result["modes"][mode]
+    assert result["ok"]
+    assert counted["kills"] == 4
+    assert counted["lines_lost"] == 0
+    assert counted["lines_counted_twice"] >= 120
+    with closing(sqlite3.connect(tmp_path / f"demo-{mode}.db")) as connection:
+        (total,) = connection.execute("SELECT sum(total_thousandths) FROM orders").fetchone()
+    assert total == counted["counted_total_thousandths"]
+    assert sorted(path.name for path in tmp_path.glob("*.db*")) == [f"demo-{mode}.db"]
 
 
 def test_one_line_is_enough(tmp_path: Path) -> None:
@@ -159,7 +216,7 @@ def test_no_line_at_all_is_no_error(tmp_path: Path) -> None:
 
 def test_the_kept_database_holds_the_totals_of_the_files(tmp_path: Path, data: Path) -> None:
     database = tmp_path / "kept.db"
-    done = demo("--data", data, "--database", database, "--kills", 1)
+    done = demo("--data", data, "--database", database, "--kills", 1, "--mode", "convoy")
     assert done.returncode == 0, done.stderr
 
     lines: Counter[str] = Counter()
@@ -188,6 +245,11 @@ def test_it_tells_all_that_it_does_to_itself_in_plain_lines(data: Path) -> None:
     assert "\x1b" not in text
     for told in (
         "3 ledgers, 360 transactions, ",
+        "Competing consumers: ",
+        "100 %: naive",
+        "A single consumer: ",
+        "100 %: single",
+        "Procession: an inbox and one session an order",
         "every third of them twice",
         "a bad wire damaged line",
         "again from outside",
@@ -200,9 +262,11 @@ def test_it_tells_all_that_it_does_to_itself_in_plain_lines(data: Path) -> None:
         "100 %: serial",
         "2 conflicts stay as dead letters",
         "✓ stock per item",
+        "The first 3 ledgers, in pounds and",
+        "  out of sequence",
     ):
         assert told in text.replace("\n", " ") or told in text
-    table = text[text.index("messages ") :]
+    table = text[text.index("\nmessages ") :]
     assert max(map(len, table.splitlines())) <= 40
 
 
@@ -229,7 +293,7 @@ def test_a_terminal_gets_a_progress_bar(data: Path) -> None:
 
 
 def test_json_is_one_object_on_standard_output_and_nothing_else(data: Path) -> None:
-    done = demo("--json", "--data", data, "--kills", 0)
+    done = demo("--json", "--data", data, "--kills", 0, "--mode", "convoy")
 
     assert isinstance(json.loads(done.stdout), dict)
     assert "sent 3 ledgers" in done.stderr
@@ -240,26 +304,36 @@ def test_a_difference_is_told_and_exits_with_1(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)  # where a worker finds the module
-    monkeypatch.setattr(fleet, "WORKER_MODULE", "tests.product.wrong_worker")
+    monkeypatch.setattr(run, "WORKER_MODULE", "tests.product.wrong_worker")
 
-    code = main(["--data", str(data), "--kills", "0", "--json"])
+    code = main(["--data", str(data), "--kills", "0", "--json", "--mode", "convoy"])
 
     told = capsys.readouterr()
     result = json.loads(told.out)
     wrong = {each["name"] for each in result["comparison"]["checks"] if not each["ok"]}
     assert code == 1
     assert result["ok"] is False
+    assert result["modes"]["convoy"]["lines_counted_twice"] == 3
     assert {"number of lines", "lines per invoice", "total per invoice", "stock per item"} <= wrong
     assert "✗ number of lines" in told.err
     assert "number of lines: rows of line 2010-12-01/5: 1 expected, 2 found" in told.err
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "mode"),
+    [(run, "WORKER_MODULE", "convoy"), (naive, "NAIVE_WORKER_MODULE", "all")],
+)
 def test_workers_that_cannot_start_end_the_demo_with_their_own_words(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    module: Any,
+    name: str,
+    mode: str,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(fleet, "WORKER_MODULE", "procession.demo.no_such_worker")
+    monkeypatch.setattr(module, name, "procession.demo.no_such_worker")
 
-    assert main(["--data", str(data)]) == 1
+    assert main(["--data", str(data), "--mode", mode]) == 1
     assert "No module named procession.demo.no_such_worker" in capsys.readouterr().err
 
 
@@ -268,6 +342,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent(
 ) -> None:
     taken = tmp_path / "taken.db"
     taken.touch()
+    (tmp_path / "free-single.db").touch()
     bad = cut(tmp_path / "bad", files=1, lines=3)
     (bad / "late.csv").write_text("InvoiceNo,StockCode,Quantity,UnitPrice\n1,a,six,2.55\n")
     odd = cut(tmp_path / "odd", files=1, lines=3)
@@ -275,6 +350,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent(
     for arguments, fault in (
         (["--data", tmp_path / "absent"], "no ledgers in"),
         (["--data", data, "--database", taken], "exists already"),
+        (["--data", data, "--database", tmp_path / "free.db"], "free-single.db exists already"),
         (["--data", data, "--database", tmp_path / "no" / "file.db"], "its folder does not exist"),
         (["--data", data, "--database", tmp_path / "a#b.db"], "plainer name"),
         (["--data", bad], "ledger 'late', line 1: Quantity 'six'"),
@@ -284,19 +360,20 @@ def test_what_cannot_be_done_is_refused_before_anything_is_sent(
         told = capsys.readouterr()
         assert fault in told.err
         assert "Traceback" not in told.err
-        assert "sent" not in told.out
+        assert "Competing" not in told.out
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize(("mode", "name"), [("convoy", "demo.db"), ("naive", "demo-naive.db")])
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_whatever_ends_the_demo_ends_its_workers(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, mode: str, name: str
 ) -> None:
-    database = tmp_path / "demo.db"
+    database = tmp_path / name
     with subprocess.Popen(
-        [*DEMO, "--database", str(database)],
+        [*DEMO, "--database", str(tmp_path / "demo.db"), "--mode", mode],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -44,6 +44,7 @@ __all__ = [
     "Hold",
     "InboxRow",
     "Lane",
+    "MarkingPublisher",
     "Publisher",
     "Purged",
     "QueueDeclaration",
@@ -412,7 +413,7 @@ class Store(Protocol):
 
     async def workers(self) -> Workers: ...
 
-    async def publisher(self) -> Publisher: ...
+    async def publisher(self) -> MarkingPublisher: ...
 
     async def dead_letters(self) -> DeadLetters: ...
 
@@ -445,6 +446,20 @@ class Publisher(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class MarkingPublisher(Publisher, Protocol):
+    """A publisher that keeps a number with what it sends, so that a long send can be resumed."""
+
+    async def publish_marked(
+        self, messages: Sequence[Outgoing], *, mark: str, number: int
+    ) -> Sequence[Receipt]:
+        """As `publish`, all or none, with the mark's number in the same transaction."""
+        ...
+
+    async def marked(self, mark: str) -> int:
+        """Return the mark's number, 0 where there is none."""
+        ...
 
 
 class Receipt(NamedTuple):

@@ -18,7 +18,7 @@ from procession.abc import (
     DeadLetterRecord,
     DeadLetters,
     InboxRow,
-    Publisher,
+    MarkingPublisher,
     Store,
     Topology,
 )
@@ -102,7 +102,7 @@ class App:
         self._queues = Queues(self.settings)
         self._consumers: dict[str, ConsumerDefinition] = {}
         self._store = self._make_store(store)
-        self._publisher: Publisher | None = None
+        self._publisher: MarkingPublisher | None = None
         self._is_open = False
         self._running: Worker | None = None
         self._lock = threading.RLock()
@@ -428,7 +428,11 @@ class App:
             if self._is_open:
                 return
             drive(self._store.open(migrate=self._migrate))
-            drive(self._store.declare(self.topology))
+            try:
+                drive(self._store.declare(self.topology))
+            except BaseException:
+                drive(self._store.close())
+                raise
             self._is_open = True
 
     @property
@@ -607,7 +611,7 @@ class App:
             for name, consumer in self._consumers.items()
         }
 
-    def publisher(self) -> Publisher:
+    def publisher(self) -> MarkingPublisher:
         """Return the publisher of `send`, opened at the first call."""
         self.open()
         if self._publisher is None:

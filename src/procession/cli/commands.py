@@ -8,14 +8,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import typer
+from rich.console import Console
+from rich.progress import Progress
 
 import procession
 from procession.abc import ConsumerStatus
 from procession.app import App
-from procession.cli import logs, upkeep
+from procession.app.loading import Make, send_file
+from procession.cli import logs, metrics, upkeep
 from procession.cli.dead_letters import dead_letters
 from procession.cli.options import AsJson, Target, examples
 from procession.cli.tables import print_table
@@ -64,6 +67,7 @@ def _options(
     epilog=examples(
         "procession run orders:app",
         "procession run orders:app --processes 4 --log-json 2>> orders.log",
+        "procession run orders:app --processes 4 --metrics-port 9464",
         "PROCESSION_APP=orders:app procession run",
     )
 )
@@ -76,6 +80,18 @@ def run(
         str, typer.Option(help="debug, info, warning, error or critical.")
     ] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            metavar="PORT",
+            help="Serve Prometheus all workers' metrics, summed, at this port.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; by default this host alone.")
+    ] = "127.0.0.1",
 ) -> None:
     """Work until SIGTERM or Ctrl-C.
 
@@ -88,20 +104,26 @@ def run(
     """
     place, _ = positions(target, [], needed=0, usage="procession run TARGET")
     logs.set_up(log_level, as_json=log_json)
-    app = load(place)
-    if not app.consumers:
-        raise ConfigurationError(f"app {app.name!r} has no consumer: register one to run it")
-    app.open()
     command = [sys.executable, "-m", "procession.cli", "worker", place, "--log-level", log_level]
-    supervisor = Supervisor(
-        [*command, "--log-json"] if log_json else command,
-        app.store,
-        settings=app.settings,
-        instrument=app.instrument,
-        processes=processes,
-    )
-    code = supervisor.run()
-    app.close()
+    if log_json:
+        command.append("--log-json")
+    if metrics_port is not None:
+        command.append("--metrics")
+    with metrics.shared_folder(wanted=metrics_port is not None):
+        app = load(place)
+        if not app.consumers:
+            raise ConfigurationError(f"app {app.name!r} has no consumer: register one to run it")
+        app.open()
+        with metrics.served(app, host=metrics_host, port=metrics_port):
+            supervisor = Supervisor(
+                command,
+                app.store,
+                settings=app.settings,
+                instrument=app.instrument,
+                processes=processes,
+            )
+            code = supervisor.run()
+        app.close()
     raise typer.Exit(code)
 
 
@@ -113,6 +135,7 @@ def run(
         """procession send orders:app orders '{"id": 7, "amount": 12.50}'""",
         "procession send orders:app orders --file order.json --id order-7 --after 60",
         "procession send orders:app orders - --header tenant=acme < order.json",
+        "procession send orders:app orders --lines orders.jsonl --id-field id",
     )
 )
 def send(
@@ -143,16 +166,53 @@ def send(
     after: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Not before so long from now.")
     ] = 0,
+    lines: Annotated[
+        Path | None, typer.Option(help="Send each line of a file of JSON lines.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Send each row of a CSV file, its cells as text.")
+    ] = None,
+    id_field: Annotated[
+        str | None,
+        typer.Option(help="With --lines or --csv: the field that holds the message id."),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="With --lines or --csv: do not resume, begin anew.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send one message, and print its message id.
+    """Send one message, and print its message id; or send a file, a message a line.
 
     The payload is checked first: what its consumer could not read is not sent. A consumer of bytes
-    gets them as they are.
+    gets them as they are. A file that was interrupted goes on where it stopped, and sends nothing
+    twice; message ids are the file's name and the line's number unless --id-field names a field.
     """
     usage = "procession send TARGET QUEUE PAYLOAD"
     place, (name, text) = positions(target, [queue, payload], needed=1, usage=usage)
     app = load(place)
+    if lines is not None or csv is not None:
+        if text is not None or file is not None or message_id or (lines and csv):
+            raise ConfigurationError("with --lines or --csv give neither payload nor --id")
+        form: Literal["lines", "csv"] = "lines" if lines is not None else "csv"
+        _send_file(
+            app,
+            lines or csv or Path(),
+            form,
+            str(name),
+            lambda body, key: _outgoing(
+                app,
+                str(name),
+                body.encode(),
+                type_=type_,
+                message_id=key,
+                session=session,
+                headers=_headers(header or []),
+            ),
+            id_field=id_field,
+            again=again,
+            as_json=as_json,
+        )
+        return
     outgoing = _outgoing(
         app,
         str(name),
@@ -172,6 +232,39 @@ def send(
     say(printable(sent))
     if not receipt.stored:
         sys.stderr.write("not stored again: this id was sent within the queue's duplicate window\n")
+
+
+def _send_file(
+    app: App,
+    path: Path,
+    form: Literal["lines", "csv"],
+    queue: str,
+    make: Make,
+    *,
+    id_field: str | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        size = path.stat().st_size if path.is_file() else None
+        bar = progress.add_task(printable(path.name), total=size)
+        sent = send_file(
+            app,
+            path,
+            form=form,
+            make=make,
+            queue=queue,
+            id_field=id_field,
+            again=again,
+            told=lambda position: progress.update(bar, completed=position),
+        )
+    app.close()
+    if as_json:
+        say_json({"queue": queue, "sent": sent.now, "lines_before": sent.before})
+        return
+    resumed = f", after line {sent.before:,} of an earlier send" if sent.before else ""
+    say(f"{sent.now:,} messages sent{resumed}")
 
 
 def _body(payload: str | None, file: Path | None) -> bytes:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from procession.cli import exit_code, logs
+from procession.cli import exit_code, logs, metrics
 from procession.cli.target import load
 from procession.errors import ProcessionError
 
@@ -21,6 +21,7 @@ def work(arguments: Sequence[str]) -> int:
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--log-level", default="info")
     parser.add_argument("--log-json", action="store_true")
+    parser.add_argument("--metrics", action="store_true")
     options = parser.parse_args(arguments)
     logs.set_up(options.log_level, as_json=options.log_json)
     try:
@@ -33,6 +34,8 @@ def work(arguments: Sequence[str]) -> int:
 
 def _work(options: argparse.Namespace) -> int:
     app = load(options.target)
+    if options.metrics:
+        metrics.count(app)
     worker = app.worker(worker_id=options.worker_id)
     worker.stop_with_parent(options.lifeline)
     try:

@@ -184,8 +184,9 @@ def added_by(event: Event, fields: Mapping[str, Any]) -> Iterator[Added]:
     consumer = (str(fields.get("consumer", "")),)
     match event:
         case Event.BATCH_COMMITTED:
-            for (end, cause), number in fields["counts"].items():
-                yield MESSAGES_ENDED, number, (*consumer, str(end), str(cause or ""))
+            for end, causes in fields["counts"].items():
+                for cause, number in causes.items():
+                    yield MESSAGES_ENDED, number, (*consumer, end, cause)
             yield HANDLER_TIME, fields["handler_s"], consumer
             yield BATCH_DURATION, fields["batch_s"], consumer
             yield RERUNS, fields["reruns"], consumer

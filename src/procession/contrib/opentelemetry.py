@@ -183,7 +183,11 @@ class OpenTelemetryInstrument:
             found[0].add_event(Event.MESSAGE_FAILED.value, told)
 
     def _end(
-        self, *, ends: Mapping[Any, int] | None = None, error: str = "", reason: str = ""
+        self,
+        *,
+        ends: Mapping[str, Mapping[str, int]] | None = None,
+        error: str = "",
+        reason: str = "",
     ) -> None:
         found: _Open | None = getattr(self._open, "batch", None)
         if found is None:
@@ -191,8 +195,8 @@ class OpenTelemetryInstrument:
         self._open.batch = None
         span, token = found
         contexts.detach(token)
-        for (end, _), number in (ends or {}).items():
-            span.set_attribute(f"procession.ended.{end}", number)
+        for end, causes in (ends or {}).items():
+            span.set_attribute(f"procession.ended.{end}", sum(causes.values()))
         if error:
             _fail(span, error, reason)
         span.end()

@@ -125,7 +125,7 @@ def canonical_json(body: bytes) -> bytes:
     that.
 
     Example:
-        >>> canonical_json(b'{"b": [1.0, 2e2], "a": 0.10, "\u0041": 12345678901234567891}')
+        >>> canonical_json(rb'{"b": [1.0, 2e2], "a": 0.10, "\u0041": 12345678901234567891}')
         b'{"A":12345678901234567891,"a":0.1,"b":[1,200]}'
     """
     try:

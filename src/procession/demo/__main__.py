@@ -1,7 +1,7 @@
-"""`python -m procession.demo`: the ledgers of a retailer, with crashes and resends on purpose.
+"""`procession demo`: the ledgers of a retailer, with crashes and resends on purpose.
 
-Exits with 0 where the tables agree with the files, with 1 where anything differs or the work does
-not come to its end, with 2 where it was asked for something that cannot be done.
+Exits with 0 where our own tables agree with the files, with 1 where anything in them differs or any
+work does not come to its end, with 2 where it was asked for something that cannot be done.
 """
 
 import argparse
@@ -23,6 +23,14 @@ REFUSED: Final = 2
 KILLS_MAX: Final = 100
 PROCESSES_MAX: Final = 16
 EXAMPLES: Final = Path("examples", "ledger")
+# One day of them, which the package brings along.
+SHIPPED: Final = Path(__file__).with_name("data")
+MODES: Final = {
+    "naive": ["naive"],
+    "single": ["single"],
+    "convoy": ["convoy"],
+    "all": ["naive", "single", "convoy"],
+}
 # As a shell counts: 128 and the signal's number.
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -31,16 +39,24 @@ PIPE_CLOSED: Final = 128 + signal.SIGPIPE
 DESCRIPTION: Final = """\
 Splits a retailer's daily ledgers into transactions and applies each of them once and in order,
 on one SQLite file, while ledgers and transactions are sent twice, one is changed, one is damaged
-and worker processes are killed. Then compares the tables with the files.
+and worker processes are killed. Then compares the tables with the files. Before that it lets two
+kinds of consumers without an inbox count the first days' ledgers, and shows what they count.
 """
 EPILOG: Final = """\
 examples:
-  python -m procession.demo
-  python -m procession.demo --kills 10 --processes 3 --seed 7
-  python -m procession.demo --data my/ledgers --database demo.db
-  python -m procession.demo --json 2>/dev/null | python -m json.tool
+  procession demo
+  procession demo --mode naive
+  procession demo --kills 10 --processes 3 --seed 7
+  procession demo --data my/ledgers --database demo.db
+  procession demo --json 2>/dev/null | python -m json.tool
 
-DATA holds *.csv or *.csv.gz files with the columns InvoiceNo, StockCode, Quantity and UnitPrice.
+modes:
+  naive   competing consumers, no inbox: what comes again counts again, orders out of sequence
+  single  a single consumer, no inbox: in sequence, and what comes again still counts again
+  convoy  ours, an inbox and sessions: no differences, or the exit code is 1
+  all     one after another
+
+FOLDER holds *.csv or *.csv.gz files with the columns InvoiceNo, StockCode, Quantity and UnitPrice.
 """
 
 
@@ -70,15 +86,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from procession.demo.fleet import FleetError  # noqa: PLC0415  these need rich
+    from procession.demo.modes import Mode, database_of, play  # noqa: PLC0415
     from procession.demo.report import show  # noqa: PLC0415
-    from procession.demo.run import Options, StalledError, run  # noqa: PLC0415
+    from procession.demo.run import Options, StalledError  # noqa: PLC0415
+    from procession.demo.sums import show_sums  # noqa: PLC0415
     from procession.demo.voice import Voice  # noqa: PLC0415
 
+    wanted = [Mode(name) for name in MODES[arguments.mode]]
     with ExitStack() as stack:
         try:
             database = _database(arguments.database, stack)
+            files = [database_of(mode, database) for mode in wanted]
+            _refuse_taken(files)
             options = Options(
-                data=arguments.data or _examples(),
+                data=arguments.data or _ledgers(),
                 database=database,
                 seed=arguments.seed,
                 kills=arguments.kills,
@@ -86,7 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
             )
             voice = Voice(sys.stderr if arguments.json else sys.stdout)
             with voice:
-                result = run(options, voice)
+                outcome = play(options, wanted, voice)
         except (ValueError, ProcessionError, OSError) as error:
             if isinstance(error, BrokenPipeError):
                 raise
@@ -94,17 +115,19 @@ def _run(arguments: argparse.Namespace) -> int:
         except (StalledError, FleetError) as error:
             print(f"the demo did not come to its end: {error}", file=sys.stderr)
             return DIFFERENT
-        show(result, voice.console)
+        if outcome.ours is not None:
+            show(outcome.ours.result, voice.console)
+        show_sums(outcome, voice.console)
         if arguments.json:
-            print(json.dumps(result.as_json(), indent=2), flush=True)
+            print(json.dumps(outcome.as_json(), indent=2), flush=True)
         if arguments.database is not None:
-            voice.console.print(f"kept: {arguments.database}")
-    return 0 if result.comparison.ok else DIFFERENT
+            voice.console.print(f"kept: {', '.join(map(str, files))}")
+    return 0 if outcome.ok else DIFFERENT
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m procession.demo",
+        prog="procession demo",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -113,14 +136,21 @@ def _parser() -> argparse.ArgumentParser:
         "--data",
         type=Path,
         metavar="FOLDER",
-        help="the ledgers, a file a day (default: the repository's examples/ledger)",
+        help="the ledgers, a file a day (default: the repository's examples/ledger in a clone of "
+        "it, else the one day that comes with the package)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="all",
+        help="which consumers are to count: see below (default: all)",
     )
     parser.add_argument(
         "--database",
         type=Path,
         metavar="FILE",
-        help="a new file for all tables, kept for a look with sqlite3 (default: one that is "
-        "removed)",
+        help="a new file for all tables, kept for a look with sqlite3, with NAME-naive and "
+        "NAME-single beside it for the other modes (default: files that are removed)",
     )
     parser.add_argument(
         "--seed", type=int, default=1, help="of what goes wrong, and where (default: 1)"
@@ -157,30 +187,31 @@ def _between(low: int, high: int) -> Any:
     return number
 
 
-def _examples() -> Path:
-    """Return the repository's ledgers, found from this file or from the current folder."""
+def _ledgers() -> Path:
+    """Return the repository's ledgers, found from this file or from the current folder, or the
+    package's own day.
+    """
     candidates = (Path(__file__).parents[3] / EXAMPLES, EXAMPLES)
-    found = next((folder for folder in candidates if folder.is_dir()), None)
-    if found is None:
-        raise ValueError(
-            "the example ledgers are not installed with the package: give --data FOLDER, or run "
-            "this in a clone of the repository, which has them in examples/ledger"
-        )
-    return found
+    return next((folder for folder in candidates if folder.is_dir()), SHIPPED)
 
 
 def _database(wanted: Path | None, stack: ExitStack) -> Path:
-    """Return where the tables go: a file that does not exist yet."""
+    """Return where the tables go."""
     if wanted is None:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="procession-demo-"))
         return Path(folder) / "demo.db"
-    if wanted.exists():
-        raise ValueError(
-            f"{wanted} exists already: the demo counts from nothing, so name a new file"
-        )
     if not wanted.parent.is_dir():
         raise ValueError(f"{wanted}: its folder does not exist")
     return wanted.absolute()
+
+
+def _refuse_taken(files: Sequence[Path]) -> None:
+    """Refuse a database that exists already, before another one is begun."""
+    for file in files:
+        if file.exists():
+            raise ValueError(
+                f"{file} exists already: the demo counts from nothing, so name a new file"
+            )
 
 
 def _refuse(text: str) -> int:

@@ -51,14 +51,20 @@ CREATE TABLE audit_lines (
 
 # What a line's application writes, here and in the consumers without an inbox.
 EFFECT: Final = (
-    "INSERT INTO order_lines (ledger, line_number, invoice_no, stock_code, quantity,"
-    " unit_price_thousandths, replayed)"
-    " VALUES (:ledger, :line_number, :invoice_no, :stock_code, :quantity, :price, :replayed)",
-    "INSERT INTO orders (invoice_no, lines, total_thousandths) VALUES (:invoice_no, 1, :total)"
-    " ON CONFLICT (invoice_no) DO UPDATE SET lines = lines + 1,"
-    " total_thousandths = total_thousandths + excluded.total_thousandths",
-    "INSERT INTO stock (stock_code, quantity) VALUES (:stock_code, :quantity)"
-    " ON CONFLICT (stock_code) DO UPDATE SET quantity = quantity + excluded.quantity",
+    """
+    INSERT INTO order_lines (ledger, line_number, invoice_no, stock_code, quantity,
+                             unit_price_thousandths, replayed)
+    VALUES (:ledger, :line_number, :invoice_no, :stock_code, :quantity, :price, :replayed)
+    """,
+    """
+    INSERT INTO orders (invoice_no, lines, total_thousandths) VALUES (:invoice_no, 1, :total)
+    ON CONFLICT (invoice_no) DO UPDATE
+    SET lines = lines + 1, total_thousandths = total_thousandths + excluded.total_thousandths
+    """,
+    """
+    INSERT INTO stock (stock_code, quantity) VALUES (:stock_code, :quantity)
+    ON CONFLICT (stock_code) DO UPDATE SET quantity = quantity + excluded.quantity
+    """,
 )
 
 

@@ -38,7 +38,7 @@ _COLUMNS: Final = ("InvoiceNo", "StockCode", "Quantity", "UnitPrice")
 # Any result that is not exact is an error here, instead of being rounded to the 28 digits.
 _EXACT: Final = Context(prec=28, traps=[Inexact, InvalidOperation])
 
-_Place: TypeAlias = tuple[str, int]  # ledger and number of the line
+Place: TypeAlias = tuple[str, int]  # ledger and number of the line
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -125,7 +125,7 @@ def compare(database: Path, folder: Path, *, replayed: Collection[tuple[str, int
     for line in lines.values():
         invoices[line.invoice_no].append(line)
         stock[line.stock_code] += line.quantity
-    with closing(_open_read_only(database)) as connection:
+    with closing(open_read_only(database)) as connection:
         try:
             connection.execute("BEGIN")  # one moment for all the reads below
             return Report(
@@ -151,7 +151,7 @@ def compare(database: Path, folder: Path, *, replayed: Collection[tuple[str, int
             ) from error
 
 
-def _check_lines(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -> Check:
+def _check_lines(connection: sqlite3.Connection, lines: Mapping[Place, Line]) -> Check:
     """Count the rows of each line; the table's own primary key is not trusted to do it."""
     rows = Counter(_pairs(connection, "SELECT ledger, line_number FROM order_lines"))
     return _check(
@@ -162,7 +162,7 @@ def _check_lines(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -
     )
 
 
-def _check_contents(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -> Check:
+def _check_contents(connection: sqlite3.Connection, lines: Mapping[Place, Line]) -> Check:
     rows = [
         ((ledger, line_number), Line(*values))
         for ledger, line_number, *values in connection.execute(
@@ -217,10 +217,10 @@ def _check_stock(connection: sqlite3.Connection, stock: Mapping[str, int]) -> Ch
     )
 
 
-def _check_order(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -> Check:
+def _check_order(connection: sqlite3.Connection, lines: Mapping[Place, Line]) -> Check:
     """Count, of the invoices in the tables, those applied in another order than the files'."""
     places = {place: index for index, place in enumerate(lines)}
-    applied: dict[str, list[_Place]] = defaultdict(list)
+    applied: dict[str, list[Place]] = defaultdict(list)
     for invoice_no, ledger, line_number in connection.execute(
         "SELECT invoice_no, ledger, line_number FROM order_lines"
         " WHERE replayed = 0"
@@ -231,7 +231,7 @@ def _check_order(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -
     inversions = {
         invoice_no: inversion
         for invoice_no, sequence in applied.items()
-        if (found := inversion(sequence, places)) is not None
+        if (inversion := first_inversion(sequence, places)) is not None
     }
     return _check(
         "order of application per invoice",
@@ -244,7 +244,7 @@ def _check_order(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -
     )
 
 
-def _check_numbering(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -> Check:
+def _check_numbering(connection: sqlite3.Connection, lines: Mapping[Place, Line]) -> Check:
     """Expect 1, 2, 3… without gap or repeat: a gap is a line that was applied and then lost."""
     rows = Counter(applied for (applied,) in connection.execute("SELECT applied FROM order_lines"))
     numbers = range(1, rows.total() + 1)
@@ -258,7 +258,7 @@ def _check_numbering(connection: sqlite3.Connection, lines: Mapping[_Place, Line
     )
 
 
-def _check_replayed(connection: sqlite3.Connection, replayed: Collection[_Place]) -> Check:
+def _check_replayed(connection: sqlite3.Connection, replayed: Collection[Place]) -> Check:
     marked = _pairs(connection, "SELECT ledger, line_number FROM order_lines WHERE replayed <> 0")
     asked = dict.fromkeys(replayed)
     seen = dict.fromkeys(marked)
@@ -273,7 +273,7 @@ def _check_replayed(connection: sqlite3.Connection, replayed: Collection[_Place]
     )
 
 
-def _check_audit(connection: sqlite3.Connection, lines: Mapping[_Place, Line]) -> Check:
+def _check_audit(connection: sqlite3.Connection, lines: Mapping[Place, Line]) -> Check:
     rows = [
         ((ledger, line_number), copies)
         for ledger, line_number, copies in connection.execute(
@@ -332,9 +332,9 @@ def _per_key(
             yield f"{noun} {_name(key)}: nothing expected, {_listed(values)} found"
 
 
-def inversion(
-    sequence: Iterable[_Place], places: Mapping[_Place, int]
-) -> tuple[_Place, _Place] | None:
+def first_inversion(
+    sequence: Iterable[Place], places: Mapping[Place, int]
+) -> tuple[Place, Place] | None:
     """Return the first two neighbours of which the files have the second one earlier."""
     return next((pair for pair in pairwise(sequence) if places[pair[0]] > places[pair[1]]), None)
 
@@ -359,7 +359,8 @@ def _pairs(connection: sqlite3.Connection, query: str) -> list[tuple[Any, Any]]:
     return connection.execute(query).fetchall()
 
 
-def _open_read_only(database: Path) -> sqlite3.Connection:
+def open_read_only(database: Path) -> sqlite3.Connection:
+    """Return a connection that cannot write; raise `OSError` where the file cannot be opened."""
     # as_uri quotes what a URI would misread in a file's name, such as "?" and "#".
     uri = f"{database.resolve().as_uri()}?mode=ro"
     try:
@@ -368,8 +369,11 @@ def _open_read_only(database: Path) -> sqlite3.Connection:
         raise OSError(f"{database} cannot be opened for reading: {error}") from error
 
 
-def read_folder(folder: Path) -> dict[_Place, Line]:
-    """Return every line of every file, in the order the lines must be applied per invoice."""
+def read_folder(folder: Path) -> dict[Place, Line]:
+    """Return every line of every file, in the order the lines must be applied per invoice.
+
+    Raises `ValueError`, naming ledger and line, where a file cannot be read as a ledger.
+    """
     files: dict[str, Path] = {}
     for suffix in (".csv", ".csv.gz"):
         for path in filter(Path.is_file, folder.glob(f"[!.]*{suffix}")):

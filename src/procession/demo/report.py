@@ -1,4 +1,4 @@
-"""What came of a run: the numbers, as a table for people and as plain values for programs."""
+"""What came of our own run: the numbers, as a table for people and as plain values for programs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -72,16 +72,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Everything that the demo reports at its end.
+    """Everything that is reported of it at its end.
 
     Attributes:
-        input: what was processed, and by how many.
         hostility: what was done to it.
         takeovers: workers whose lease another one ended.
         seconds: of the whole run.
     """
 
-    input: Mapping[str, int]
     hostility: Mapping[str, object]
     consumers: Mapping[str, ConsumerNumbers]
     kills: int
@@ -94,15 +92,12 @@ class Result:
     def as_json(self) -> dict[str, object]:
         """Return the result as plain values for `json.dumps`."""
         return {
-            "ok": self.comparison.ok,
-            "input": dict(self.input),
             "hostility": dict(self.hostility),
             "consumers": {name: numbers.as_json() for name, numbers in self.consumers.items()},
             "kills": self.kills,
             "takeovers": self.takeovers,
             "serial_stage": self.serial.as_json(),
             "parallel_stage": self.parallel.as_json(),
-            "seconds": round(self.seconds, 3),
             "comparison": self.comparison.as_json(),
         }
 

@@ -1,9 +1,10 @@
-"""One run of the demo, from the folder of ledgers to the comparison with it.
+"""Our own run, from the folder of ledgers to the comparison with it.
 
 Each round of its loop looks at the database, acts on what is due, and sleeps. If the process dies
 in it, the workers stop by themselves, and the database holds what was committed.
 """
 
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -27,11 +28,12 @@ from procession.demo.app import (
 )
 from procession.demo.fleet import Fleet
 from procession.demo.hostile import Plan, plan_hostility
-from procession.demo.producer import Books, Producer, counted
+from procession.demo.producer import Books, Producer
 from procession.demo.report import Result, Stage, numbers_of, one_end_each
 from procession.demo.voice import Voice
 from procession.runtime.drive import drive
 
+WORKER_MODULE = "procession.demo.worker"
 TICK_S: Final = 0.05
 # The longest that anything waits is a lease and a retry: what is slower has stopped.
 STALL_S: Final = 60.0
@@ -54,34 +56,49 @@ class Options:
     processes: int
 
 
-def run(options: Options, voice: Voice) -> Result:
-    """Run the demo on a new database and compare it with the files.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is to be done and what is to go wrong; nothing has begun."""
+
+    app: App
+    books: Books
+    plan: Plan
+    attempts: int
+
+
+def prepare(options: Options) -> Prepared:
+    """Read the ledgers and draw the plan; refuse what could not be done.
 
     Raises:
         ValueError: the folder cannot be read as ledgers, or the database's name does not do.
-        StalledError, FleetError: the work does not come to its end.
-        ProcessionError: the database cannot be used, or a ledger cannot be sent.
+        OSError: a file cannot be read.
     """
-    began_s = time.monotonic()
     books = Books(options.data)
-    plan = plan_hostility(books.ledgers, seed=options.seed, kills=options.kills)
     attempts = ATTEMPTS + options.kills
     app = build_app(options.database, attempts=attempts)
     if app.database != options.database:
         raise ValueError(f"{options.database}: give the database's file a plainer name")
     books.check(app)
+    plan = plan_hostility(books.ledgers, seed=options.seed, kills=options.kills)
+    return Prepared(app=app, books=books, plan=plan, attempts=attempts)
+
+
+def run(options: Options, prepared: Prepared, voice: Voice) -> Result:
+    """Do the work on a new database and compare it with the files.
+
+    Raises:
+        ValueError: the ledgers have changed meanwhile, and can no longer be read.
+        StalledError, FleetError: the work does not come to its end.
+        ProcessionError: the database cannot be used, or a ledger cannot be sent.
+    """
+    began_s = time.monotonic()
+    app, books, plan = prepared.app, prepared.books, prepared.plan
     make_tables(options.database)
     with ExitStack() as stack:
         stack.callback(app.close)
         app.open()
-        fleet = Fleet(options.database, attempts=attempts)
+        fleet = Fleet(WORKER_MODULE, options.database, os.getpid(), prepared.attempts)
         stack.callback(fleet.stop)
-        voice.say(
-            f"{counted(len(books.ledgers), 'ledger')}, "
-            f"{counted(len(books.lines), 'transaction')}, "
-            f"{counted(len(books.invoices), 'invoice')}; seed {options.seed}; "
-            f"{counted(options.processes, 'worker process', 'es')}, leases of {LEASE_MS / 1000:g} s"
-        )
         producer = Producer(app, books, plan, voice.say)
         loop = stack.enter_context(closing(Loop(app, fleet, producer, plan, voice)))
         for _ in range(options.processes):
@@ -94,13 +111,6 @@ def run(options: Options, voice: Voice) -> Result:
         consumers = numbers_of(app, producer.sent)
         compared = check.compare(options.database, options.data, replayed=_replayed(plan))
         return Result(
-            input={
-                "ledgers": len(books.ledgers),
-                "transactions": len(books.lines),
-                "invoices": len(books.invoices),
-                "processes": options.processes,
-                "seed": options.seed,
-            },
             hostility=_told(plan),
             consumers=consumers,
             kills=len(fleet.killed),

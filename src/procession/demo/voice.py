@@ -54,14 +54,19 @@ class Voice:
             self._progress.stop()
             self._progress = None
 
+    def explain(self, text: str) -> None:
+        """Begin something new: its progress starts from nothing."""
+        if self._progress is not None:
+            for task in self._tasks.values():
+                self._progress.remove_task(task)
+        self._tasks.clear()
+        self._told_percent = 0
+        self._print("")
+        self._print(text)
+
     def say(self, text: str) -> None:
         """Say what has just happened."""
-        text = f"{time.monotonic() - self._began_s:5.1f} s  {text}"
-        if self.console.is_terminal:
-            self.console.print(text)
-        else:
-            # As it is: who reads a pipe line by line wants no line of a terminal's width.
-            print(text, file=self._stream, flush=True)
+        self._print(f"{time.monotonic() - self._began_s:5.1f} s  {text}")
 
     def show(self, stages: dict[str, tuple[int, int]]) -> None:
         """Show how far each stage is: how many of how many."""
@@ -80,3 +85,10 @@ class Voice:
                 f"{name} {part:,} of {all_:,}" for name, (part, all_) in stages.items()
             )
             self.say(f"{self._told_percent} %: {parts}")
+
+    def _print(self, text: str) -> None:
+        if self.console.is_terminal:
+            self.console.print(text)
+        else:
+            # As it is: who reads a pipe line by line wants no line of a terminal's width.
+            print(text, file=self._stream, flush=True)

@@ -193,6 +193,13 @@ class Batch:
         self.runs = 0
         self.handler_s = 0.0
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return how many messages this transaction ends, by end, then by cause ("" for none)."""
+        found: dict[str, dict[str, int]] = {}
+        for (end, cause), number in self.changes.counts.items():
+            found.setdefault(end.value, {})[cause.value if cause else ""] = number
+        return found
+
     def processed(self) -> Iterator[dict[str, Any]]:
         """Tell of each message that this transaction processed."""
         for delivery in self.ran:

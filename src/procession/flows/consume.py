@@ -304,7 +304,7 @@ class Consume:
             Event.BATCH_COMMITTED,
             {
                 "consumer": self._consumer.name,
-                "counts": batch.changes.counts,
+                "counts": batch.counts(),
                 "handled": len(batch.ended),
                 "handler_s": batch.handler_s,
                 "batch_s": self._seconds_of(batch),

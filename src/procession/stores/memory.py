@@ -192,6 +192,7 @@ class MemoryStore:
         self.letters: dict[int, DeadLetterRecord] = {}
         self.recent: dict[tuple[str, bytes], int] = {}
         self.version = 0
+        self.marks: dict[str, int] = {}
         self.number = 0
         self.acceptances = 0
         self.ended_holders: set[str] = set()
@@ -943,6 +944,16 @@ class MemoryTablePublisher:
             for message in messages
         ]
 
+    async def publish_marked(
+        self, messages: Sequence[Outgoing], *, mark: str, number: int
+    ) -> list[Receipt]:
+        receipts = await self.publish(messages)
+        self._store.marks[mark] = number
+        return receipts
+
+    async def marked(self, mark: str) -> int:
+        return self._store.marks.get(mark, 0)
+
     async def close(self) -> None:
         """See `Publisher.close`."""
 
@@ -1045,7 +1056,13 @@ class MemoryUpkeep:
         self._store = store
         self._done = False
 
-    async def prune(self, *, retention_ms: int, resend_horizon_ms: int, limit: int) -> int | None:
+    async def prune(
+        self,
+        *,
+        retention_ms: int,
+        resend_horizon_ms: int,
+        limit: int,  # noqa: ARG002
+    ) -> int | None:
         """See `Upkeep.prune`: the whole walk is one step here, however many keys there are."""
         await self._store.point("prune")
         self._done = not self._done

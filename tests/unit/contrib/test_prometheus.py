@@ -294,16 +294,18 @@ def test_the_endpoint_serves_and_closes(tmp_path, registry):
             driver.run()
         text = scrape(endpoint.port)
     assert 'procession_messages_ended_total{cause="",consumer="bills",end="processed"} 1.0' in text
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="refused"):
         scrape(endpoint.port)
     app.close()
 
 
 def test_a_taken_port_is_refused_in_words(registry):
     app = App("t", store="memory://")
-    with prometheus.serve(app, port=0, registry=registry) as endpoint:
-        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{endpoint.port}.*another port"):
-            prometheus.serve(app, port=endpoint.port, registry=registry)
+    with (
+        prometheus.serve(app, port=0, registry=registry) as endpoint,
+        pytest.raises(ConfigurationError, match=f"127.0.0.1:{endpoint.port}.*another port"),
+    ):
+        prometheus.serve(app, port=endpoint.port, registry=registry)
 
 
 def test_every_metric_of_the_table_is_exported(tmp_path, registry):

@@ -31,8 +31,9 @@ def connect(file: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
 
     def connect(**options: Any) -> sqlite3.Connection:
         connection = sqlite3.connect(file, **{"timeout": 0.05, **options})
-        connection.execute("PRAGMA synchronous = OFF")
         opened.append(connection)
+        if not connection.in_transaction:
+            connection.execute("PRAGMA synchronous = OFF")
         return connection
 
     yield connect

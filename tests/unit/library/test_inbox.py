@@ -101,8 +101,8 @@ def test_T04_a_commit_that_fails_leaves_no_marker(
     [
         "INSERT INTO effect (mark, parent) VALUES ('e', 404)",
         "INSERT INTO only (mark) VALUES ('there')",
-        "INSERT INTO procession_inbox (subscription, key, state, fingerprint, recorded_ms)"
-        " SELECT subscription, key, state, fingerprint, 0 FROM procession_inbox",
+        """INSERT INTO procession_inbox (subscription, key, state, fingerprint, recorded_ms)
+        SELECT subscription, key, state, fingerprint, 0 FROM procession_inbox""",
     ],
     ids=["foreign key", "unique column of a business table", "unique key of the inbox itself"],
 )

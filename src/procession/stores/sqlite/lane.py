@@ -8,13 +8,14 @@ run begun alone, a session that waits, a broker's session.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar, cast
 
 from procession.abc import Changes, DeadLetter, Entry, Fetched, Hold, InboxRow
 from procession.core.fences import check_fence, holder_name
@@ -63,6 +64,20 @@ ACCEPTANCES = itertools.count(1)
 UNIQUE_VIOLATION = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _in_turn(method: Method) -> Method:
+    """Keep `interrupt` from closing the connection while a method uses it: that would crash."""
+
+    @functools.wraps(method)
+    async def in_turn(self: SqliteLane, *arguments: Any) -> Any:
+        with self.sql.turn:
+            return await method(self, *arguments)
+
+    return cast("Method", in_turn)
+
+
 class SqliteLane:
     """Implements `procession.abc.Lane`."""
 
@@ -105,6 +120,7 @@ class SqliteLane:
     async def accept(self, limit: int) -> None:
         """The transaction is the acceptance: nothing to do."""
 
+    @_in_turn
     async def own(self, sessions: Collection[bytes]) -> set[bytes]:
         """See `Lane.own`."""
         await self.begin()
@@ -116,6 +132,7 @@ class SqliteLane:
             raise
         return mine
 
+    @_in_turn
     async def release(self, sessions: Collection[bytes]) -> None:
         """See `Lane.release`."""
         self._begin()
@@ -127,6 +144,7 @@ class SqliteLane:
             await self.rollback()
             raise
 
+    @_in_turn
     async def begin_attempt(self, delivery: Delivery) -> int:
         """See `Lane.begin_attempt`."""
         await self.begin()
@@ -182,6 +200,7 @@ class SqliteLane:
             )
         self._gate = gate
 
+    @_in_turn
     async def fetch(self, limit: int) -> Fetched:
         """See `Lane.fetch`."""
         _, suspect_size, suspect_through, held_open, due = self._gate
@@ -209,6 +228,7 @@ class SqliteLane:
             self._in_order = []
         return Fetched(deliveries=deliveries, alone=suspect_size == 1, changed=changed)
 
+    @_in_turn
     async def fetch_one(self, position: int) -> Delivery | None:
         """See `Lane.fetch_one`."""
         row = self._connection.execute(
@@ -226,6 +246,7 @@ class SqliteLane:
         self._in_order = []
         return Delivery(*row)
 
+    @_in_turn
     async def waiting(self, sessions: Collection[bytes]) -> set[bytes]:
         """See `Lane.waiting`."""
         return {
@@ -236,6 +257,7 @@ class SqliteLane:
             ).fetchone()
         }
 
+    @_in_turn
     async def judge(self, keys: Sequence[bytes]) -> dict[bytes, InboxRow]:
         """See `Lane.judge`."""
         found = {}
@@ -326,6 +348,7 @@ class SqliteLane:
 
     # Between batches.
 
+    @_in_turn
     async def changed(self) -> bool:
         """See `Lane.changed`: another connection committed, or something has become due."""
         try:
@@ -358,6 +381,7 @@ class SqliteLane:
         finally:
             self._guard.turn.release()
 
+    @_in_turn
     async def close(self) -> None:
         """See `Lane.close`."""
         if self._closed:

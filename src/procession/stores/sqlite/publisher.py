@@ -12,7 +12,7 @@ from procession.stores.sqlite.transactions import Transactions
 
 
 class SqlitePublisher(Transactions):
-    """Implements `procession.abc.Publisher` for the table queues of one file."""
+    """Implements `procession.abc.MarkingPublisher` for the table queues of one file."""
 
     def __init__(self, place: Place, prefix: str) -> None:
         super().__init__(place, prefix)
@@ -23,7 +23,25 @@ class SqlitePublisher(Transactions):
         if not messages:
             return []
         with self.write("sending"):
-            stored = self._sender.send(messages)
+            return self._send(messages)
+
+    async def publish_marked(
+        self, messages: Sequence[Outgoing], *, mark: str, number: int
+    ) -> list[Receipt]:
+        """See `MarkingPublisher.publish_marked`."""
+        with self.write("sending") as connection:
+            receipts = self._send(messages) if messages else []
+            connection.execute(self.sql["set_mark"], (mark, number))
+        return receipts
+
+    async def marked(self, mark: str) -> int:
+        """See `MarkingPublisher.marked`."""
+        with self.read("reading a mark") as connection:
+            row = connection.execute(self.sql["mark"], (mark,)).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _send(self, messages: Sequence[Outgoing]) -> list[Receipt]:
+        stored = self._sender.send(messages)
         return [
             Receipt(message.message_id, fresh)
             for message, fresh in zip(messages, stored, strict=True)

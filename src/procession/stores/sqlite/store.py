@@ -12,7 +12,7 @@ from procession.abc import (
     Features,
     InboxRow,
     Lane,
-    Publisher,
+    MarkingPublisher,
     Topology,
     Upkeep,
     Workers,
@@ -106,7 +106,7 @@ class SqliteStore:
             suspect_batch=self._settings.suspect_batch,
         )
 
-    async def publisher(self) -> Publisher:
+    async def publisher(self) -> MarkingPublisher:
         """See `Store.publisher`."""
         return SqlitePublisher(self._place, self._prefix)
 

@@ -537,3 +537,12 @@ LIMIT :limit;
 -- name: workers
 -- The few rows of workers.
 SELECT id FROM procession_workers ORDER BY started_ms, id;
+
+-- name: mark
+-- Meta's primary key.
+SELECT value FROM procession_meta WHERE name = 'mark:' || ?;
+
+-- name: set_mark
+-- Meta's primary key.
+INSERT INTO procession_meta (name, value) VALUES ('mark:' || ?, ?)
+ON CONFLICT (name) DO UPDATE SET value = excluded.value;
