@@ -67,7 +67,7 @@ others: $(ENV)
 	$(call make-environment,$(PYTHON),.[dev])
 
 .venvs/%/.stamp: pyproject.toml
-	$(call make-environment,$(OTHER),.[all] pytest-timeout pytest-xdist)
+	$(call make-environment,$(OTHER),.[test])
 
 # $(call make-environment,INTERPRETER,REQUIREMENTS) for the stamp's folder. An environment that still
 # starts is kept and brought up to date. Debian ships ensurepip, which venv needs, in a package apart.

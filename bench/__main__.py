@@ -12,6 +12,7 @@ from bench.inbox_size import inbox_size
 from bench.latency import latency
 from bench.measure import Options, Result, show
 from bench.parts import parts
+from bench.seeing import seeing
 from bench.sending import send_many
 from bench.w import w, w_shared
 
@@ -23,6 +24,7 @@ BENCHES: dict[str, Callable[[Options], Result]] = {
     "latency": latency,
     "backlog": backlog,
     "failures": failures,
+    "seeing": seeing,
     "inbox-size": inbox_size,
 }
 MINUTES = {"inbox-size"}

@@ -1,4 +1,4 @@
-"""Promises of `procession demo` as a wheel brings it: no repository is needed, one day is shipped."""
+"""Promises of `procession demo` as a wheel brings it: one day is shipped, no repository needed."""
 
 import json
 import os

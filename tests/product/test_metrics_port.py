@@ -49,8 +49,10 @@ def free_port():
 
 def start(port):
     return subprocess.Popen(
-        [sys.executable, "-m", "procession.cli", "run", "shop:app", "-p", "2"]
-        + ["--metrics-port", str(port)],
+        [
+            *(sys.executable, "-m", "procession.cli", "run", "shop:app", "-p", "2"),
+            *("--metrics-port", str(port)),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -63,10 +65,8 @@ def scrape(port):
             text = answer.read().decode()
     except OSError:
         return {}
-    return {
-        series: float(value)
-        for series, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
-    }
+    samples = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
+    return {series: float(value) for series, value in samples}
 
 
 def test_what_all_workers_count_is_served_at_one_port(folder):

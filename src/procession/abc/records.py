@@ -151,6 +151,7 @@ class ConsumerStatus:
     """A consumer's numbers, as of one moment.
 
     Attributes:
+        queue: "" for a consumer of the library, which reads none of ours.
         waiting: messages that may run now; `scheduled`: not due yet; `held`: behind a retry.
         head_age_ms: how long ago the oldest of those that wait or are held was sent; None where
             there is none.

@@ -47,8 +47,8 @@ class ConsumerDefinition:
         self.queue = queue
         self.retry = retry
         self.concurrency = concurrency
-        self.on_conflict = on_conflict
-        self.commit = commit
+        self.on_conflict: Literal["dead-letter", "alert"] = on_conflict
+        self.commit: Literal["batch", "each"] = commit
         self.route = queues.outgoing
         self._queues = queues
         self._handlers: dict[str, HandlerCall] = {}
@@ -123,7 +123,7 @@ class ConsumerDefinition:
             raise ConfigurationError(
                 f"{what} takes {handler.payload_type!r}, but is registered for {type_!r}"
             )
-        named = type_ if type_ is not None else handler.payload_type
+        named: Any = type_ if type_ is not None else handler.payload_type
         type_name = self._queues.type_name(named) if isinstance(named, type) else ""
         if type_name in self._handlers:
             raise ConfigurationError(f"{what}: message type {type_name!r} has a handler already")

@@ -47,7 +47,7 @@ class Queue:
         self, name: str, kind: Literal["queue", "topic"], *, duplicate_window_ms: int = 0
     ) -> None:
         self.name = name
-        self.kind = kind
+        self.kind: Literal["queue", "topic"] = kind
         self.id_what = f"message id for {name!r}"
         self.duplicate_window_ms = duplicate_window_ms
         self.session: KeyPolicy | None = None

@@ -32,7 +32,7 @@ from procession.runtime.drive import drive
 from procession.runtime.supervisor import Supervisor
 
 commands = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -352,7 +352,7 @@ def status(target: Target = None, as_json: AsJson = False) -> None:
         [
             [
                 c.consumer,
-                c.queue,
+                c.queue or None,  # a consumer of the library reads none
                 c.waiting,
                 c.scheduled,
                 c.held,

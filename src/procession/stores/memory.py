@@ -409,14 +409,16 @@ class Effects:
         self._check()
         return self
 
-    def execute(self, _statement: str, _parameters: Mapping[str, Any]) -> NoReturn:
+    def execute(self, statement: str, parameters: Mapping[str, Any]) -> NoReturn:  # noqa: ARG002
         """Refuse: there is no SQL."""
         self.doomed = TransactionMisuse(
             "the memory store has no SQL: use ctx.connection.add and set, or an SQL store"
         )
         raise self.doomed
 
-    write = execute
+    def write(self, statement: str, parameters: Mapping[str, Any]) -> None:
+        """Refuse: there is no SQL."""
+        self.execute(statement, parameters)
 
     @contextmanager
     def savepoint(self) -> Generator[None]:

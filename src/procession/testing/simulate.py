@@ -306,8 +306,8 @@ class _Worker:
                 instrument=_Quiet(),
                 draw=history.draw,
             )
-            crashing = _CrashingLane(lane, history, f"{self.name}, {consumer.name}")
-            around = _FailingConsumer(consumer, history, self.name)
+            crashing: Any = _CrashingLane(lane, history, f"{self.name}, {consumer.name}")
+            around: Any = _FailingConsumer(consumer, history, self.name)
             flow = Consume(around, crashing, memory, features=app.store.features)
             self._flows.append((flow, lane, consumer.is_async))
 

@@ -1,4 +1,4 @@
-"""docs/observability.md: its lists are those of the code, its log set-ups keep an event's fields."""
+"""docs/observability.md: its lists are the code's, its log set-ups keep an event's fields."""
 
 from __future__ import annotations
 
@@ -78,10 +78,7 @@ def test_a_set_up_of_the_page_keeps_the_fields_of_events_and_of_handlers_records
         with Driver(app) as driver:
             driver.run()
         app.close()
-        try:
-            raise KeyError("k")
-        except KeyError:
-            logger.exception("of our own")
+        logger.error("of our own", exc_info=KeyError("k"))
     finally:
         logger.removeHandler(added)
         logger.setLevel(logging.NOTSET)

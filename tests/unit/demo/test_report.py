@@ -26,7 +26,6 @@ def numbers(
 
 def result(*checks: Check) -> Result:
     return Result(
-        input={"ledgers": 1},
         hostility={},
         consumers={
             "split": numbers(),

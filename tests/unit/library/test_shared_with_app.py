@@ -23,7 +23,9 @@ from procession import (
     TransientError,
     Verdict,
 )
+from procession.flows.upkeep import prune_all
 from procession.outcome import InboxState
+from procession.runtime.drive import drive
 
 
 @pytest.fixture
@@ -129,6 +131,22 @@ def test_status_and_recorded_see_a_consumer_of_the_library(
     row = app.recorded("billing", "m1")
     assert row is not None
     assert row.end == "processed"
+
+
+def test_pruning_forgets_old_keys_of_the_library_as_those_of_an_app(
+    connection: sqlite3.Connection, make: Callable[..., App]
+) -> None:
+    app = make("other")
+    app.open()
+    once(connection, "old", b"body")
+    connection.execute("UPDATE procession_inbox SET recorded_ms = 0")
+    connection.commit()
+    once(connection, "young", b"body")
+    upkeep = drive(app.store.upkeep())
+    assert drive(prune_all(upkeep, app.settings)) == 1
+    drive(upkeep.close())
+    assert app.recorded("c", "old") is None
+    assert app.recorded("c", "young") is not None
 
 
 def test_a_name_that_an_app_uses_for_another_queue_is_still_refused(

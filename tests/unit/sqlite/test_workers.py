@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import sqlite3
 import threading
 import time
@@ -11,9 +13,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
-from tests.driving import ENDLESS, Recorder, column, ends, sql, wait_until
+from tests.driving import ENDLESS, Driver, Recorder, column, ends, sql, wait_until
 
 from procession import App, Context, Event, RetryPolicy
+from procession.runtime.drive import drive
 
 HANGING = {"handler_limit_ms": 120, "lease_ms": 3_000, "abandoned_max": 8, "stop_ms": 3_000}
 
@@ -350,6 +353,46 @@ def test_a_session_of_a_dead_worker_keeps_no_lane_busy(make):
         time.sleep(0.3)
 
     assert len(begun) <= 3
+
+
+def test_a_connection_may_be_taken_from_a_busy_lane_at_any_moment(make):
+    """Nothing crashes, nothing is written in autocommit, and the next lane completes the rest."""
+    app = make(retry=ENDLESS, settings={"batch_max": 16})
+    draw = random.Random(7)
+
+    @app.consumer("q", name="c", session="s")
+    def handle(message: dict, ctx: Context):
+        ctx.execute("INSERT INTO effect (n) VALUES (:n) RETURNING n", n=message["n"]).fetchone()
+        ctx.write("INSERT INTO effect (n) VALUES (-1 - :n)", n=message["n"])
+        if message["n"] % 10 == 3 and ctx.message.attempt < 1:
+            raise ValueError
+
+    def work(driver):
+        with contextlib.suppress(Exception):
+            while True:
+                driver.step()
+
+    sent = 0
+    for _ in range(40):
+        app.send_many("q", [{"s": n % 5, "n": n} for n in range(sent, sent + 30)])
+        sent += 30
+        driver = Driver(app)
+        lane = threading.Thread(target=work, args=(driver,))
+        lane.start()
+        time.sleep(draw.random() * 0.01)
+        driver.lane().interrupt()
+        lane.join(10)
+        assert not lane.is_alive()
+        drive(driver.workers.take_over(driver.worker_id, dead=True))
+    with Driver(app) as last:
+        last.run()
+
+    effects = column(app, "SELECT n FROM effect ORDER BY rowid")
+    assert sorted(effects) == list(range(-sent, sent))
+    assert ends(app) == {"processed": sent}
+    for session in range(5):
+        mine = [n for n in effects if n >= 0 and n % 5 == session]
+        assert mine == sorted(mine)
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async"])

@@ -178,10 +178,11 @@ def _settle_mode(connection: sqlite3.Connection, place: Place) -> None:
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
             break
         except sqlite3.Error as error:
-            # Two processes that make the file at the same moment meet here; no busy handler is
-            # called for a change of the journal mode.
+            # Two processes that make the file at the same moment meet here, or one that reads it
+            # while another recovers it after a crash; no busy handler is called for either.
             if code_of(error) not in _CONTENTION or time.monotonic() > deadline:
                 raise ours(error, f"database {place.path}") or error from error
             time.sleep(BUSY_POLL_S)

@@ -174,6 +174,7 @@ class SqliteLane:
 
     # The batch transaction.
 
+    @_in_turn
     async def begin(self) -> None:
         """See `Lane.begin`."""
         self._begin()

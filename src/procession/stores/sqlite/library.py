@@ -64,7 +64,8 @@ class UserConnection:
         connection = self._connection
         if connection.in_transaction:
             raise TransactionMisuse(
-                "a transaction is open on this connection already: commit or roll it back first"
+                "a transaction is open on this connection already (with autocommit=False one "
+                "always is): commit or roll back before begin()"
             )
         with self._plain("beginning a transaction"):
             path = self._path()
