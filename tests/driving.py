@@ -229,7 +229,7 @@ def run_until_idle(app: App, *, timeout_s: float = 10.0) -> None:
         driver.run(timeout_s=timeout_s)
 
 
-def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, timeout_s: float = 30.0) -> None:
     """Wait for something that other threads or processes do."""
     deadline = time.monotonic() + timeout_s
     while not condition():

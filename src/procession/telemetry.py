@@ -14,7 +14,8 @@
 | `worker.started`, `worker.stopped` | once a worker | worker |
 | `worker.taken_over` | a vanished worker's work is free again | worker, consumers |
 | `lane.hung` | a handler ran past its limit | consumer, key, seconds |
-| `store.unavailable`, `store.available` | receiving pauses, resumes | consumer, error, fault |
+| `store.unavailable` | receiving pauses | consumer, error, fault |
+| `store.available` | receiving goes on | consumer |
 
 *message* is key, message_id, session and correlation_id. An event *on request* costs something to
 make: it is made only while some instrument names it in its attribute `wants`, and goes to those.
@@ -108,9 +109,20 @@ class LogInstrument:
         """See `Instrument.emit`."""
         level = LEVELS[event]
         if self._logger.isEnabledFor(level):
-            text = " ".join(f"{name}={value!r}" for name, value in fields.items())
             extra = {"event": event.value, "procession": fields}
-            self._logger.log(level, "%s %s", event.value, text, extra=extra)
+            self._logger.log(level, "%s %s", event.value, _Text(fields), extra=extra)
+
+
+class _Text:
+    """An event's fields as text, made when a formatter wants it: those for machines do not."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value!r}" for name, value in self._fields.items())
 
 
 COMPLAIN_EVERY_S = 60.0

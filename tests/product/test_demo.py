@@ -53,7 +53,7 @@ def demo(*arguments: object, columns: int = 80) -> subprocess.CompletedProcess[s
         [*DEMO, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env={**os.environ, "COLUMNS": str(columns)},
     )
@@ -133,6 +133,7 @@ def test_kills_at_other_moments_never_change_the_totals(tmp_path: Path, seed: in
     assert result["kills"] == 5
 
 
+@pytest.mark.timeout(240)
 def test_the_whole_month_ends_in_agreement_within_a_minute() -> None:
     result = demo_json(mode="all")
 

@@ -10,7 +10,7 @@ from tests.product.child import POINTS
 
 from procession.runtime.drive import drive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MESSAGES = 48
 SESSIONS = 6
@@ -46,7 +46,7 @@ def all_ended(app):
 def stop(app, child):
     wait_until(lambda: registered(app, child), "the worker to start")
     child.send_signal(signal.SIGTERM)
-    assert child.wait(10) == 0, child.stderr.read()
+    assert child.wait(30) == 0, child.stderr.read()
 
 
 def check(app):
@@ -86,7 +86,7 @@ def test_X01_a_worker_killed_at_a_point_leaves_a_state_that_the_next_one_complet
         killed += 1
         bury(app, child)
     last = spawn("work")
-    wait_until(all_ended(app), "all messages to end", timeout_s=20)
+    wait_until(all_ended(app), "all messages to end")
     stop(app, last)
 
     assert killed >= 2
@@ -96,9 +96,9 @@ def test_X01_a_worker_killed_at_a_point_leaves_a_state_that_the_next_one_complet
 def test_P01_a_worker_that_nobody_buries_is_taken_over_when_its_lease_has_ended(app, spawn):
     send_everything(app)
     child = spawn("die", point="after-attempt", passes=1)
-    assert child.wait(10) == -signal.SIGKILL
+    assert child.wait(30) == -signal.SIGKILL
     heir = spawn("work")
-    wait_until(all_ended(app), "all messages to end", timeout_s=20)
+    wait_until(all_ended(app), "all messages to end")
     stop(app, heir)
 
     check(app)

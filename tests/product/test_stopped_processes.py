@@ -13,7 +13,7 @@ from tests.product.child import make_app
 
 from procession.errors import StoreUnavailable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def registered(app, child):
@@ -52,7 +52,7 @@ def test_L06_a_worker_stopped_between_transactions_is_taken_over_and_comes_back_
     wait_until(lambda: stopped(one.pid), "the stop")
     two = spawn("work")
     send(app, range(10, 20))
-    wait_until(lambda: not registered(app, one), "the takeover", timeout_s=15)
+    wait_until(lambda: not registered(app, one), "the takeover")
     wait_until(lambda: unfinished(app, "c") + unfinished(app, "out") == 0, "the heir's messages")
     assert set(column(app, "SELECT process FROM effect WHERE n >= 10")) == {two.pid}
 
@@ -60,7 +60,7 @@ def test_L06_a_worker_stopped_between_transactions_is_taken_over_and_comes_back_
     wait_until(lambda: registered(app, one), "the zombie to register anew")
     assert registered(app, one) != [old]
     two.send_signal(signal.SIGTERM)
-    assert two.wait(10) == 0
+    assert two.wait(30) == 0
     send(app, range(20, 30))
     wait_until(lambda: unfinished(app, "c") + unfinished(app, "out") == 0, "the last messages")
 
@@ -107,8 +107,6 @@ def test_a_worker_stopped_at_any_moment_under_load_loses_and_doubles_nothing(app
         victim.send_signal(signal.SIGSTOP)
         time.sleep(1.2 if turn % 3 == 2 else 0.2)  # past the lease, or not
         victim.send_signal(signal.SIGCONT)
-    wait_until(
-        lambda: unfinished(app, "c") + unfinished(app, "out") == 0, "all messages", timeout_s=30
-    )
+    wait_until(lambda: unfinished(app, "c") + unfinished(app, "out") == 0, "all messages")
 
     check(app, range(total))

@@ -91,6 +91,7 @@ class LaneMemory:
         reruns: runs that began and did not commit since the last commit.
         current, since_s: the delivery whose handler runs now and since when, for the watchdog.
         timed_out: the watchdog cancelled the running async handler.
+        own_thread: the flow runs in a task that nobody but the watchdog cancels.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class LaneMemory:
         self.current: Delivery | None = None
         self.since_s = 0.0
         self.timed_out = False
+        self.own_thread = False
 
     def runs_alone(self, delivery: Delivery) -> bool:
         """Whether the next run of a delivery must be a lone one."""
@@ -685,7 +687,12 @@ def _ends_the_lane(error: BaseException, invoke: Invoke, memory: LaneMemory) -> 
     """Whether it is no failure of the handler: the process, the task or the flow is to end."""
     if isinstance(error, asyncio.CancelledError):
         task = _current_task()
-        return task is not None and task.cancelling() > 0 and not memory.timed_out
+        if task is None or task.cancelling() == 0 or memory.timed_out:
+            return False
+        if memory.own_thread:  # the handler cancelled itself
+            task.uncancel()
+            return False
+        return True
     if isinstance(error, GeneratorExit):
         # Thrown into the flow's coroutine from outside, where no task runs it; else the handler's.
         return invoke.is_async and _current_task() is None

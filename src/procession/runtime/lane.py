@@ -85,6 +85,7 @@ class LaneThread(threading.Thread):
             draw=random.random,
             suspects=suspects,
         )
+        self.memory.own_thread = True
 
     def stop(self) -> None:
         """Take no more batches; the running one goes on to its commit."""

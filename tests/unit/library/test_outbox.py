@@ -176,6 +176,19 @@ def test_C03_messages_are_kept_for_another_try_where_the_file_is_locked(
     assert got == [(1, "a")]
 
 
+def test_a_second_flush_sends_nothing_again(
+    connection: sqlite3.Connection, app: App, got: list[Any]
+) -> None:
+    outbox = Outbox(connection)
+    outbox.send("q", {"s": "a", "n": 1}, session="a")
+    assert [outbox.flush(), outbox.flush()] == [1, 0]
+    outbox.send("q", {"s": "a", "n": 2}, session="a")
+    assert outbox.flush() == 1
+    connection.commit()
+    run_until_idle(app)
+    assert got == [(1, "a"), (2, "a")]
+
+
 def test_options_of_a_send_are_those_of_an_app(
     connection: sqlite3.Connection, app: App, got: list[Any]
 ) -> None:

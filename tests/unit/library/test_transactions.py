@@ -277,6 +277,24 @@ def test_blocks_nest_and_an_inner_one_that_raises_keeps_the_outer(
         assert not first
 
 
+def test_a_rollback_past_an_inner_block_is_not_taken_for_the_outers_end(
+    connection: sqlite3.Connection,
+) -> None:
+    inbox = Inbox(connection, consumer="billing")
+
+    def handle_inner() -> None:
+        with inbox.once("inner", payload=b""):
+            connection.execute("ROLLBACK TO between")
+
+    with inbox.once("outer", payload=b""):
+        connection.execute("SAVEPOINT between")
+        with pytest.raises(TransactionMisuse):
+            handle_inner()
+    connection.commit()
+    with inbox.once("outer", payload=b"") as first:
+        assert not first
+
+
 def test_several_messages_may_share_a_transaction(
     connection: sqlite3.Connection, marks: Marks
 ) -> None:

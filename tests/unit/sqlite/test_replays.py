@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from datetime import timedelta
 
 import pytest
@@ -167,6 +169,81 @@ def test_a_replay_waits_behind_a_retry_of_its_session_and_holds_no_other(make):
     found = effects(app)
     assert [n for n in found if n != 9] == [2, 1, 3]
     assert found[0] == 9
+
+
+def test_Q01_ten_replays_at_once_give_one_run(make):
+    app = make(retry=ONCE)
+    bad = {1}
+    rejecting(app, bad)
+    app.send("q", {"s": "A", "n": 1})
+    with Driver(app) as driver:
+        driver.run()
+        bad.clear()
+        (letter,) = app.dead_letters()
+        queued = []
+
+        def ask():
+            letters = drive(app.store.dead_letters())
+            try:
+                drive(letters.replay(letter.number, by="test"))
+                queued.append(1)
+            except OperatorError:
+                queued.append(0)
+            finally:
+                drive(letters.close())
+
+        threads = [threading.Thread(target=ask) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        driver.run()
+        assert [asked.queued for asked in replay(app, letter.number, letter.number)] == [False]
+        driver.run()
+
+    assert sum(queued) == 1
+    assert len(queued) == 10
+    assert effects(app) == [1]
+
+
+def test_Q03_a_bulk_replay_keeps_the_order_of_each_session(make):
+    app = make(retry=ONCE)
+    bad = set(range(30))
+    rejecting(app, bad)
+    app.send_many("q", [{"s": n % 3, "n": n} for n in range(30)])
+    with Driver(app) as driver:
+        driver.run()
+        bad.clear()
+        numbers = [letter.number for letter in app.dead_letters()]
+        random.Random(3).shuffle(numbers)
+        assert all(asked.queued for asked in replay(app, *numbers))
+        driver.run()
+
+    found = effects(app)
+    assert sorted(found) == list(range(30))
+    for session in range(3):
+        assert [n for n in found if n % 3 == session] == list(range(session, 30, 3))
+
+
+def test_Q09_one_of_several_replays_that_cannot_be_is_told_and_the_others_go_on(make):
+    app = make(retry=ONCE)
+    bad = {1, 2, 3}
+    rejecting(app, bad)
+    app.send_many("q", [{"s": n, "n": n} for n in (1, 2, 3)])
+    with Driver(app) as driver:
+        driver.run()
+        bad.clear()
+        numbers = [letter.number for letter in app.dead_letters()]
+        app.discard_dead_letter(numbers[1], by="test", why="wrong")
+        asked = replay(app, *numbers, 999)
+        driver.run()
+
+    assert [(one.number, one.queued) for one in asked if one.queued] == [
+        (numbers[0], True),
+        (numbers[2], True),
+    ]
+    assert all(one.why for one in asked if not one.queued)
+    assert sorted(effects(app)) == [1, 3]
 
 
 @pytest.mark.parametrize("act", ["replay", "discard", "edit"])

@@ -463,6 +463,24 @@ def test_G01_a_handler_that_outlasts_the_grace_is_undone_and_runs_again(make, is
     assert ends(app) == {"processed": 1}
 
 
+def test_G01_an_async_handler_that_cancels_its_own_task_fails_and_stops_nobody(make):
+    app = make(retry=RetryPolicy(max_attempts=2, first_ms=1, jitter=0))
+
+    @app.consumer("q", name="c")
+    async def handle(message: dict, ctx: Context):
+        ctx.execute("INSERT INTO effect (n) VALUES (:n)", n=message["n"])
+        if message["n"] == 1:
+            asyncio.current_task().cancel()
+        await asyncio.sleep(0)
+
+    app.send_many("q", [{"n": n} for n in range(4)])
+    with running(app):
+        wait_until(finished(app, 4), "all messages to end")
+
+    assert ends(app) == {"processed": 3, "dead-lettered": 1}
+    assert column(app, "SELECT n FROM effect ORDER BY n") == [0, 2, 3]
+
+
 def test_G01_a_cancelled_async_handler_leaves_no_half_commit_at_any_await(make):
     app = make(settings=HANGING, retry=RetryPolicy(max_attempts=5, first_ms=1, jitter=0))
     points = 4
