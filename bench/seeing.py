@@ -126,7 +126,7 @@ def unseen(_subject: Queued, _folder: Path) -> AbstractContextManager[None]:
 
 
 def more_us(timings: Sequence[Timing], references: Sequence[Timing]) -> float:
-    """Return the CPU a message beyond the reference's: what other programs do disturbs it little."""
+    """Return the CPU a message beyond the reference's: what other programs do disturbs it."""
     pairs = zip(timings, references, strict=True)
     return statistics.median(one.cpu_us - other.cpu_us for one, other in pairs)
 

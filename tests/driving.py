@@ -182,7 +182,7 @@ class Driver:
             assert steps < 20_000, "the consumers never come to rest"
         return steps
 
-    def run(self, *, timeout_s: float = 10.0) -> None:
+    def run(self, *, timeout_s: float = 30.0) -> None:
         """Step until every message has ended, waiting for retries and due times."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -223,7 +223,7 @@ class Driver:
         self.close()
 
 
-def run_until_idle(app: App, *, timeout_s: float = 10.0) -> None:
+def run_until_idle(app: App, *, timeout_s: float = 30.0) -> None:
     """Run all consumers of an app until each of their messages has ended."""
     with Driver(app) as driver:
         driver.run(timeout_s=timeout_s)

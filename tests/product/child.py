@@ -77,6 +77,8 @@ def _die(message: dict, ctx: Context) -> None:
 
 
 def _sleep(message: dict, ctx: Context) -> None:
+    if "flag" in message:
+        Path(message["flag"]).touch()
     time.sleep(message["seconds"])
 
 

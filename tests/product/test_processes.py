@@ -56,8 +56,7 @@ def test_G03_a_signal_finishes_the_batch_and_nothing_is_redelivered(app, spawn, 
     child = spawn("work")
     for n in range(20):
         app.send("q", {"s": n, "n": n, "way": "sleep", "seconds": 0.1}, message_id=f"m{n}")
-    wait_until(lambda: registered(app, child), "the worker")
-    time.sleep(0.3)
+    wait_until(lambda: column(app, "SELECT n FROM effect"), "the first commit")
     child.send_signal(number)
     assert child.wait(30) == 0, child.stderr.read()
 
@@ -70,12 +69,13 @@ def test_G03_a_signal_finishes_the_batch_and_nothing_is_redelivered(app, spawn, 
 
 
 def test_G03_a_grace_shorter_than_the_handler_undoes_it_and_the_next_worker_runs_it_once(
-    app, spawn
+    app, spawn, tmp_path
 ):
     child = spawn("work", settings={"stop_ms": 100})
-    app.send("q", {"s": 1, "n": 1, "way": "sleep", "seconds": 2}, message_id="m1")
-    wait_until(lambda: registered(app, child), "the worker")
-    time.sleep(0.4)
+    flag = tmp_path / "running"
+    payload = {"s": 1, "n": 1, "way": "sleep", "seconds": 2, "flag": str(flag)}
+    app.send("q", payload, message_id="m1")
+    wait_until(flag.exists, "the handler")
     child.send_signal(signal.SIGTERM)
     assert child.wait(30) == 0
     assert column(app, "SELECT count(*) FROM effect") == [0]
@@ -87,17 +87,18 @@ def test_G03_a_grace_shorter_than_the_handler_undoes_it_and_the_next_worker_runs
     assert ends(app) == {"processed": 1}
 
 
-def test_G03_a_second_signal_aborts_at_once_and_loses_nothing(app, spawn):
+def test_G03_a_second_signal_aborts_at_once_and_loses_nothing(app, spawn, tmp_path):
     child = spawn("work")
-    app.send("q", {"s": 1, "n": 1, "way": "sleep", "seconds": 3}, message_id="m1")
-    wait_until(lambda: registered(app, child), "the worker")
-    time.sleep(0.4)
+    flag = tmp_path / "running"
+    payload = {"s": 1, "n": 1, "way": "sleep", "seconds": 20, "flag": str(flag)}
+    app.send("q", payload, message_id="m1")
+    wait_until(flag.exists, "the handler")
     child.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     child.send_signal(signal.SIGTERM)
     began = time.monotonic()
     assert child.wait(30) == 130
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     assert column(app, "SELECT count(*) FROM effect") == [0]
     (status,) = [s for s in app.status() if s.consumer == "c"]
     assert status.waiting == 1

@@ -179,7 +179,9 @@ def zeros(consumers: Collection[str]) -> Iterator[Added]:
         yield ALERTS, 0, (consumer, "conflict")
 
 
-def added_by(event: Event, fields: Mapping[str, Any]) -> Iterator[Added]:
+def added_by(  # noqa: C901, PLR0912  a case an event reads best
+    event: Event, fields: Mapping[str, Any]
+) -> Iterator[Added]:
     """Return what an event adds to the metrics."""
     consumer = (str(fields.get("consumer", "")),)
     match event:
@@ -189,7 +191,8 @@ def added_by(event: Event, fields: Mapping[str, Any]) -> Iterator[Added]:
                     yield MESSAGES_ENDED, number, (*consumer, end, cause)
             yield HANDLER_TIME, fields["handler_s"], consumer
             yield BATCH_DURATION, fields["batch_s"], consumer
-            yield RERUNS, fields["reruns"], consumer
+            if fields["reruns"]:
+                yield RERUNS, fields["reruns"], consumer
         case Event.BATCH_ROLLED_BACK:
             yield BATCHES_ROLLED_BACK, 1, (*consumer, fields["error"])
         case Event.MESSAGE_ENDED if fields["reason"]:

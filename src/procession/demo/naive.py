@@ -64,7 +64,9 @@ class NaiveRun:
         began_s = time.monotonic()
         make_tables(database)
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="procession-naive-"))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="queue-", dir=database.parent)
+            )
             queue = stack.enter_context(closing(Queue(Path(folder) / "queue.db")))
             # Open from the first to the last: it sets the file's mode, and tidies up at its end.
             stack.enter_context(closing(connect(database)))

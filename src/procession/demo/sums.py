@@ -7,7 +7,6 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from procession.demo.producer import counted
 from procession.demo.report import Result
 from procession.demo.tally import Tally, pounds
 
@@ -91,7 +90,8 @@ def show_sums(outcome: Outcome, console: Console) -> None:
     modes = outcome.modes
     first = next(iter(modes.values())).tally.ledgers
     console.print()
-    console.print(f"The first {counted(first, 'ledger')}, in pounds and orders:")
+    which = "The first ledger" if first == 1 else f"The first {first} ledgers"
+    console.print(f"{which}, in pounds and orders:")
     console.print()
     if console.width >= _BESIDE_COLUMNS:
         _print_beside(modes, console)

@@ -37,7 +37,7 @@ class Invoke(Protocol):
     @property
     def is_async(self) -> bool: ...  # noqa: D102  said above
 
-    def __call__(self, payload: Any, context: Context, /) -> Any: ...
+    def __call__(self, payload: Any, context: Context, /) -> Any: ...  # noqa: D102  said above
 
 
 class Consumer(Protocol):
@@ -164,7 +164,7 @@ class Batch:
         began_s: when it was made, by the monotonic clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  wired by the flow alone
         self,
         consumer: Consumer,
         lane: Lane,
@@ -279,7 +279,7 @@ class Batch:
             and key.isascii()
             and key.strip()
             and len(key) <= KEY_BYTES_MAX
-            and b"\0" not in key
+            and 0 not in key
         ):
             # The common case, without a call: the producer's id, and the body as it stands.
             fingerprint = sha256(delivery.body).digest()

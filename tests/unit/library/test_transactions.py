@@ -284,10 +284,10 @@ def test_a_rollback_past_an_inner_block_is_not_taken_for_the_outers_end(
 
     def handle_inner() -> None:
         with inbox.once("inner", payload=b""):
-            connection.execute("ROLLBACK TO between")
+            connection.execute("ROLLBACK TO mine")
 
     with inbox.once("outer", payload=b""):
-        connection.execute("SAVEPOINT between")
+        connection.execute("SAVEPOINT mine")
         with pytest.raises(TransactionMisuse):
             handle_inner()
     connection.commit()

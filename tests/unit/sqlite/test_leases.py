@@ -168,7 +168,7 @@ def test_a_lease_of_another_boot_has_ended_and_a_retry_of_another_boot_is_due(ma
     with Driver(app) as two:
         assert drive(two.workers.expired()) == [one.worker_id]
         assert drive(two.workers.take_over(one.worker_id)) == ["c"]
-        two.run(timeout_s=2)
+        two.run()
     one.vanish()
 
     assert ends(app) == {"processed": 1}

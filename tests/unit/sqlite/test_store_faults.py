@@ -320,7 +320,7 @@ def test_L08_a_host_clock_set_by_an_hour_moves_no_lease_no_retry_and_no_order(
         assert drive(other.workers.expired()) == []
         assert drive(other.workers.take_over(driver.worker_id)) is None
         drive(driver.workers.renew(driver.worker_id))
-        driver.run(timeout_s=5)
+        driver.run()
 
     assert order == [1, 1, 1, 1, 2]
     assert ends(app) == {"processed": 2}
@@ -359,7 +359,7 @@ def test_L09_times_are_moments_whatever_the_zone_of_the_host(make, monkeypatch, 
         app.send("q", {}, due=datetime.now().astimezone() + timedelta(milliseconds=20))
         app.send("q", {}, due=datetime.now().astimezone() - timedelta(hours=30))
         app.send("q", {}, after=timedelta(milliseconds=10), expires=timedelta(seconds=60))
-        run_until_idle(app, timeout_s=5)
+        run_until_idle(app)
         assert ends(app) == {"processed": 3}
     finally:
         monkeypatch.undo()

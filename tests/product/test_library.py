@@ -1,4 +1,6 @@
-"""kill -9 in a user's own loop over the library: marker, effect and send are all there, or none."""
+"""A user's own loop over the library, beside other processes: killed with -9, marker, effect and
+send are all there, or none; among busy workers it has its turn.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.driving import column, wait_until
 
 from procession import App, Inbox
 
@@ -90,3 +94,22 @@ def test_X01_G10_a_kill_after_the_commit_leaves_all_and_the_next_run_is_a_duplic
     assert rows(file) == (1, 1, 1)
     assert deliver(file).stdout == "duplicate\n"
     assert rows(file) == (1, 1, 1)
+
+
+@pytest.mark.slow
+def test_C05_a_loop_has_its_turn_among_processes_of_slow_transactions(app, spawn, tmp_path) -> None:
+    for _ in range(2):
+        spawn("hog", seconds=8)
+    wait_until(lambda: column(app, "SELECT count(*) FROM effect") > [2], "the others to begin")
+    longest, done = 0.0, 0
+    with closing(sqlite3.connect(tmp_path / "t.db", timeout=5)) as connection:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            asked = time.monotonic()
+            with Inbox(connection, consumer="billing").once(done, payload=None) as first:
+                longest = max(longest, time.monotonic() - asked)
+                assert first
+            connection.commit()
+            done += 1
+    assert done >= 8
+    assert longest < 2
