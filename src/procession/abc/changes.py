@@ -48,10 +48,12 @@ class DeadLetter:
     """A delivery that ends as a dead letter.
 
     A second one of the same consumer, key and fingerprint is folded into the first and counted
-    there; without a key each position is one of its own.
+    there; without a key each position is one of its own. A letter that was decided on is opened
+    again by a new death of its message, but not by a copy of what was decided on: `is_copy`, or
+    a conflict.
     """
 
-    __slots__ = ("delivery", "detail", "fingerprint", "key", "reason")
+    __slots__ = ("delivery", "detail", "fingerprint", "is_copy", "key", "reason")
 
     def __init__(
         self,
@@ -60,7 +62,10 @@ class DeadLetter:
         fingerprint: bytes | None,
         reason: Reason,
         detail: str,
+        *,
+        is_copy: bool = False,
     ) -> None:
+        self.is_copy = is_copy
         self.delivery = delivery
         self.key = key
         self.fingerprint = fingerprint

@@ -1,6 +1,6 @@
 """Looks at an app and its store as an experienced operator would, and says what it sees.
 
-Changes nothing. Each finding has a verdict: `ok`, `look` (somebody should), or `wrong`.
+Changes nothing. Each finding has a severity: `ok`, `look` (somebody should), or `wrong`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DUPLICATES_COUNTED_MIN = 100
 DAY_MS = 86_400_000
 
 
-class Verdict(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How bad it is."""
 
     OK = "ok"
@@ -35,7 +35,7 @@ class Finding:
     """One thing that was looked at."""
 
     what: str
-    verdict: Verdict
+    severity: Severity
     said: str
 
 
@@ -58,14 +58,14 @@ def _settings(app: App) -> Iterator[Finding]:
     settings = app.settings
     yield Finding(
         "lease",
-        Verdict.OK,
+        Severity.OK,
         f"{settings.lease_ms:,} ms, renewed each {settings.renew_ms:,} ms: a vanished worker's "
         f"work is free {settings.lease_ms:,} ms later at the latest",
     )
     hangs = settings.handler_limit_ms >= settings.lease_ms
     yield Finding(
         "handler limit",
-        Verdict.LOOK if hangs else Verdict.OK,
+        Severity.LOOK if hangs else Severity.OK,
         f"{settings.handler_limit_ms:,} ms"
         + (
             ": not below the lease, so a hanging handler may lose it before it is stopped"
@@ -76,7 +76,7 @@ def _settings(app: App) -> Iterator[Finding]:
     slow_stop = settings.stop_ms < settings.handler_limit_ms
     yield Finding(
         "stop",
-        Verdict.LOOK if slow_stop else Verdict.OK,
+        Severity.LOOK if slow_stop else Severity.OK,
         f"{settings.stop_ms:,} ms for the running batch"
         + (": below the handler limit, so a stop may cut a handler off" if slow_stop else ""),
     )
@@ -91,7 +91,7 @@ def _retention(app: App) -> Iterator[Finding]:
         drive(upkeep.close())
     yield Finding(
         "retention",
-        Verdict.OK,
+        Severity.OK,
         f"keys are kept {settings.retention_ms / DAY_MS:g} days, at least the "
         f"{settings.resend_horizon_ms / DAY_MS:g} days in which a producer may send again, and "
         f"longer while messages wait or a dead letter is open; {old:,} are older now",
@@ -106,7 +106,7 @@ def _disk(app: App) -> Iterator[Finding]:
     share = usage.free / usage.total
     yield Finding(
         "disk",
-        Verdict.OK if share >= DISK_FREE_SHARE else Verdict.LOOK,
+        Severity.OK if share >= DISK_FREE_SHARE else Severity.LOOK,
         f"{usage.free / 2**30:,.1f} GiB free of {usage.total / 2**30:,.1f} GiB "
         f"({share:.0%}); the database has {path.stat().st_size / 2**20:,.1f} MiB",
     )
@@ -122,13 +122,13 @@ def _workers(app: App) -> Iterator[Finding]:
     running = len(known) - len(expired)
     yield Finding(
         "workers",
-        Verdict.OK if running else Verdict.LOOK,
+        Severity.OK if running else Severity.LOOK,
         f"{running} with a lease" if running else "none runs: start one with `procession run`",
     )
     if expired:
         yield Finding(
             "vanished workers",
-            Verdict.LOOK,
+            Severity.LOOK,
             f"{len(expired)} whose lease has ended; the next running worker takes over from them",
         )
 
@@ -140,7 +140,7 @@ def _consumers(app: App) -> Iterator[Finding]:
             waits = status.waiting + status.held + status.scheduled
             yield Finding(
                 f"consumer {name}",
-                Verdict.WRONG if waits else Verdict.LOOK,
+                Severity.WRONG if waits else Severity.LOOK,
                 f"is in the store but not in this code; {waits:,} of its messages wait. A name is "
                 "part of the dedup keys: give it back, or take it out for good",
             )
@@ -153,14 +153,14 @@ def _backlog(name: str, status: ConsumerStatus) -> Iterator[Finding]:
     old = age_ms > HEAD_AGE_MS_MAX
     yield Finding(
         f"backlog of {name}",
-        Verdict.LOOK if old else Verdict.OK,
+        Severity.LOOK if old else Severity.OK,
         f"{status.waiting:,} waiting, {status.held:,} held, {status.scheduled:,} scheduled; the "
         f"oldest was sent {age_ms / 1000:,.0f} s ago",
     )
     if status.dead_letters:
         yield Finding(
             f"dead letters of {name}",
-            Verdict.LOOK,
+            Severity.LOOK,
             f"{status.dead_letters:,} wait for a decision: procession dead-letters list",
         )
     ended = sum(status.counts.values())
@@ -171,7 +171,7 @@ def _backlog(name: str, status: ConsumerStatus) -> Iterator[Finding]:
         if share > DUPLICATES_SHARE_MAX:
             yield Finding(
                 f"duplicates of {name}",
-                Verdict.LOOK,
+                Severity.LOOK,
                 f"{share:.0%} of all ended messages were duplicates ({cause}): {_fault(cause)}",
             )
 

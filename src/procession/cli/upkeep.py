@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from procession.abc import InboxRow, Purged, SessionStatus
 from procession.app import App
-from procession.app.doctor import Verdict, examine
+from procession.app.doctor import Severity, examine
 from procession.cli.options import AsJson, Target, examples
 from procession.cli.tables import print_table
 from procession.cli.target import load, positions
@@ -185,10 +185,10 @@ def doctor(target: Target = None, as_json: AsJson = False) -> None:
         say_json({"findings": [dataclasses.asdict(finding) for finding in found]})
     else:
         print_table(
-            ["Verdict", "What", "Said"],
-            [[finding.verdict.value, finding.what, finding.said] for finding in found],
+            ["Severity", "What", "Said"],
+            [[finding.severity.value, finding.what, finding.said] for finding in found],
         )
-    wrong = any(finding.verdict is Verdict.WRONG for finding in found)
+    wrong = any(finding.severity is Severity.WRONG for finding in found)
     raise typer.Exit(1 if wrong else 0)
 
 

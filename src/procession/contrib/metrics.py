@@ -24,7 +24,7 @@ DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 
 """Those that OpenTelemetry's messaging conventions ask for."""
 
 BACKLOG_AGE_S = 5.0
-READING_SHARE_MAX = 0.1
+READING_SHARE_MAX = 0.02
 OTHER = "other"
 _REASONS = tuple(map(str, Reason))
 
@@ -219,8 +219,8 @@ def added_by(  # noqa: C901, PLR0912  a case an event reads best
 class Backlog:
     """Reads the gauges from the store, and not more often than is good for it.
 
-    Readings are kept for `age_s`, longer where reading takes long: at most a tenth of the time is
-    spent on it, so however many messages wait, looking at them does not slow the work. Callable
+    Readings are kept for `age_s`, longer where reading takes long: at most 2% of the time are spent
+    on it, so however many messages wait, looking at them does not slow the work. Callable
     from any thread; while the store cannot be read, there are no readings.
 
     Args:

@@ -33,10 +33,10 @@ class BatchSize:
 
     def next(self) -> int:
         """Return how many messages to take, 1 to `batch_max`."""
-        if self._message_s <= 0.0:
+        # Compared by multiplying: the quotient of a tiny time would be infinite.
+        if self._message_s * self._allowed <= self._budget_s:
             return self._allowed
-        fits = max(1, int(self._budget_s / self._message_s))
-        return min(fits, self._allowed)
+        return max(1, int(self._budget_s / self._message_s))
 
     def committed(self, handled: int, handler_s: float) -> None:
         """Take in what a committed batch cost: `handled` runs, `handler_s` seconds in handlers."""

@@ -473,8 +473,15 @@ class Batch:
 
     def _bury(self, delivery: Delivery, key: bytes, fingerprint: bytes) -> None:
         """Settle a copy of a dead letter: it is counted there and not run."""
-        self._write_dead_letter(
-            delivery, key, fingerprint, Reason.FAILED, "a copy of a dead letter"
+        self.changes.dead_letters.append(
+            DeadLetter(
+                delivery,
+                key,
+                fingerprint,
+                Reason.FAILED,
+                "a copy of a dead letter",
+                is_copy=True,
+            )
         )
         self._end(delivery, key, End.DEAD_LETTERED, self._cause(delivery))
 
@@ -679,6 +686,8 @@ async def _finish(result: Any, invoke: Invoke) -> None:
         raise TypeError(
             "a def handler returned an awaitable, which nobody would await: write async def"
         )
+    elif inspect.isgenerator(result):
+        raise TypeError("a def handler returned a generator, which nobody would run")
     if isinstance(result, Outcome) or (isinstance(result, type) and issubclass(result, Outcome)):
         raise TypeError(f"a handler returned {result!r}: outcomes are raised, not returned")
 

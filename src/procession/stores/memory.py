@@ -794,12 +794,9 @@ class MemoryLane:
             )
             return
         consumer = self._subscription.consumer or ""
-        for number, letter in letters.items():
-            known = (letter.consumer, letter.key, letter.fingerprint)
-            if known == (consumer, dead.key, dead.fingerprint) and (
-                dead.key is not None or letter.position == delivery.position
-            ):
-                letters[number] = replace(letter, copies=letter.copies + 1)
+        for number, letter in sorted(letters.items(), reverse=True):
+            if letter.consumer == consumer and _is_of(letter, dead):
+                letters[number] = _folded(letter, dead)
                 return
         session = delivery.session
         number = len(letters) + 1
@@ -1173,3 +1170,27 @@ class MemoryUpkeep:
             del self._store.letters[letter.number]
         inbox = sum(subscription.inbox.pop(key, None) is not None for key in keys)
         return Purged(messages=len(rows), inbox=inbox, dead_letters=len(letters))
+
+
+def _is_of(letter: DeadLetterRecord, dead: DeadLetter) -> bool:
+    """Whether a death is of the letter's message."""
+    if dead.key is None:
+        return letter.key is None and letter.position == dead.delivery.position
+    if dead.is_copy:
+        return letter.key == dead.key and letter.reason != Reason.CONFLICT
+    return (letter.key, letter.fingerprint) == (dead.key, dead.fingerprint)
+
+
+def _folded(letter: DeadLetterRecord, dead: DeadLetter) -> DeadLetterRecord:
+    """Count a death on its letter, and open it again if it was decided on."""
+    counted = replace(letter, copies=letter.copies + 1)
+    decided = letter.status in ("replayed", "discarded")
+    if dead.is_copy or not decided or dead.reason == Reason.CONFLICT:
+        return counted
+    return replace(
+        counted,
+        status="dead",
+        reason=dead.reason.value,
+        detail=dead.detail,
+        history=(*letter.history, {"what": "died again"}),
+    )

@@ -108,7 +108,7 @@ def test_doctor_finds_messages_of_a_consumer_that_the_code_lacks(shell):
         "WHERE consumer = 'gone'",
     )
     found = document(shell("doctor", shell.target, "--json"), code=1)["findings"]
-    wrong = [finding for finding in found if finding["verdict"] == "wrong"]
+    wrong = [finding for finding in found if finding["severity"] == "wrong"]
     assert [finding["what"] for finding in wrong] == ["consumer gone"]
     assert "1 of its messages wait" in wrong[0]["said"]
 
@@ -117,7 +117,7 @@ def test_doctor_looks_at_settings_retention_disk_workers_and_backlog(shell):
     shell.send(order("a0", amount="-1"))
     shell.work()
     found = document(shell("doctor", shell.target, "--json"))["findings"]
-    named = {finding["what"]: finding["verdict"] for finding in found}
+    named = {finding["what"]: finding["severity"] for finding in found}
     assert {"lease", "retention", "disk", "workers", "backlog of orders"} <= named.keys()
     assert named["dead letters of orders"] == "look"
     assert "wait for a decision" in shell("doctor", shell.target).out

@@ -230,19 +230,19 @@ def test_a_reading_is_kept_for_a_while():
     assert app.asked == 1
     old = Backlog(app, age_s=0.01)
     old.readings()
-    time.sleep(0.05)
+    time.sleep(0.1)
     old.readings()
     assert app.asked == 3
 
 
-def test_at_most_a_tenth_of_the_time_is_spent_on_readings():
+def test_at_most_a_fiftieth_of_the_time_is_spent_on_readings():
     app = CountingApp("t", store="memory://")
     app.takes_s = 0.02
     backlog = Backlog(app, age_s=0)
-    until = time.monotonic() + 0.15
+    until = time.monotonic() + 0.5
     while time.monotonic() < until:
         backlog.readings()
-        time.sleep(0.001)
+        time.sleep(0.01)
     assert app.asked == 1
 
 

@@ -32,6 +32,7 @@ CAREFUL_RUNS = 5_000
 Result = TypeVar("Result")
 
 _WRITES = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE}
+_LOOKS = {"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
 _ENDS = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
 _SCHEMA = {
     getattr(sqlite3, f"SQLITE_{verb}_{noun}")
@@ -315,7 +316,7 @@ class Guard:
             self._refused = f"end or nest the transaction ({first or action})"
         elif action in _SCHEMA:
             self._refused = f"change the schema ({first or action})"
-        elif action == sqlite3.SQLITE_PRAGMA and second is not None:
+        elif action == sqlite3.SQLITE_PRAGMA and second is not None and first not in _LOOKS:
             self._refused = f"change a setting (PRAGMA {first})"
         elif action in _WRITES and (first or "").lower().startswith(self._prefix):
             self._refused = f"write Procession's own table {first}"

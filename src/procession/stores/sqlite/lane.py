@@ -580,9 +580,16 @@ class SqliteLane:
             )
             if again.rowcount == 1:
                 return
+        if dead.is_copy:
+            folded = self._connection.execute(
+                self._sql["fold_copy"], {"subscription": self._subscription, "key": dead.key}
+            )
+            if folded.rowcount == 1:
+                return
         self._connection.execute(
             self._sql["kill"],
             {
+                "entry": json.dumps({"at_ms": wall_now(), "what": "died again"}),
                 "subscription": self._subscription,
                 "reason": dead.reason,
                 "detail": dead.detail,

@@ -224,14 +224,37 @@ WHERE (queue, message_id) IN (
 );
 
 -- name: kill
--- dead_letters_key, dead_letters_position. A second copy is folded into the first.
+-- dead_letters_key, dead_letters_position. A second one is folded into the first, and opens it
+-- again if it was decided on: its message died anew. A conflict that was decided on stays so.
 INSERT INTO procession_dead_letters
     (subscription, reason, detail, key, fingerprint, position, message_id, session, type, format,
      body, headers, sent_ms, attempts, errors, died_ms)
 VALUES (:subscription, :reason, :detail, :key, :fingerprint, :position, :message_id, :session,
         :type, :format, :body, :headers, :sent_ms, :attempts, :errors, :now)
-ON CONFLICT (subscription, key, fingerprint) DO UPDATE SET copies = copies + 1
+ON CONFLICT (subscription, key, fingerprint) DO UPDATE
+SET copies = copies + 1,
+    history = CASE
+        WHEN status IN ('replayed', 'discarded') AND excluded.reason <> 'conflict'
+        THEN json_insert(history, '$[#]', json(:entry)) ELSE history END,
+    reason = CASE
+        WHEN status IN ('replayed', 'discarded') AND excluded.reason <> 'conflict'
+        THEN excluded.reason ELSE reason END,
+    detail = CASE
+        WHEN status IN ('replayed', 'discarded') AND excluded.reason <> 'conflict'
+        THEN excluded.detail ELSE detail END,
+    status = CASE
+        WHEN status IN ('replayed', 'discarded') AND excluded.reason <> 'conflict'
+        THEN 'dead' ELSE status END
 ON CONFLICT (subscription, position) WHERE key IS NULL DO UPDATE SET copies = copies + 1;
+
+-- name: fold_copy
+-- dead_letters_key, by its first two columns: the letter of a message that was edited has another
+-- fingerprint than an early copy of it.
+UPDATE procession_dead_letters SET copies = copies + 1
+WHERE id = (
+    SELECT max(id) FROM procession_dead_letters
+    WHERE subscription = :subscription AND key = :key AND reason <> 'conflict'
+);
 
 -- name: died_again
 -- Dead letters' primary key.
