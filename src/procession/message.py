@@ -141,6 +141,7 @@ class Delivery:
         position: the queue's own order; opaque, comparable within one queue.
         lock: what the source needs to settle it (a table queue needs nothing more).
         delivery_count: the broker's own count, a hint; 1 where there is none.
+        lock_expired: it comes again because the lock of an earlier delivery ended.
         attempts: runs begun alone, this one included once it has begun.
         held: it lies in the store's list of held messages.
         state, fingerprint: the inbox row of its key as read with the fetch, or None.
@@ -156,6 +157,7 @@ class Delivery:
         "format",
         "held",
         "lock",
+        "lock_expired",
         "message_id",
         "position",
         "raw_headers",
@@ -185,6 +187,7 @@ class Delivery:
         held: bool = False,  # noqa: FBT001, FBT002  as above
         delivery_count: int = 1,
         lock: object = None,
+        lock_expired: bool = False,  # noqa: FBT001, FBT002  as above
     ) -> None:
         self.position = position
         self.session = session
@@ -203,6 +206,7 @@ class Delivery:
         self.held = held
         self.delivery_count = delivery_count
         self.lock = lock
+        self.lock_expired = lock_expired
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -41,7 +41,6 @@ commands = typer.Typer(
     "the environment variable PROCESSION_APP names it.",
 )
 commands.add_typer(dead_letters, name="dead-letters")
-upkeep.add_to(commands)
 
 
 def _version(wanted: bool) -> None:
@@ -466,3 +465,6 @@ def demo(context: typer.Context) -> None:
     from procession.demo.__main__ import main as play  # noqa: PLC0415  nobody else needs it
 
     raise typer.Exit(play(context.args))
+
+
+upkeep.add_to(commands)

@@ -164,7 +164,7 @@ class OpenTelemetryInstrument:
     # The batch's span. A lane's events come on its own thread, one batch after the other.
 
     def _begin(self, fields: Mapping[str, Any]) -> None:
-        pass
+        self._end(error="abandoned", reason="the batch came to no end")
         attributes: dict[str, Any] = {**self.attributes_of(fields["consumer"])}
         if fields["messages"] > 1:
             attributes["messaging.batch.message_count"] = fields["messages"]

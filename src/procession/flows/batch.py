@@ -408,6 +408,8 @@ class Batch:
             return Cause.REPLAYED
         if delivery.position in self._memory.raced:
             return Cause.CONCURRENT
+        if delivery.lock_expired:
+            return Cause.LOCK_EXPIRED
         return Cause.REDELIVERED if delivery.delivery_count > 1 else Cause.RESENT
 
     def _conflict(

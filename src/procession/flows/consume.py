@@ -294,6 +294,7 @@ class Consume:
         self._open = None
         self._at_most = min(self._at_most * 2, self._memory.settings.batch_max)
         self._memory.committed(batch.ended)
+        self._mine = self._mine - batch.changes.release
         # What was taken into the store has a position of the store now.
         self._memory.to_take.difference_update(brokers_positions)
         self._memory.alone.update(hold.delivery.position for hold in taken if hold.after_ms == 0)

@@ -310,7 +310,13 @@ class Worker:
     def _watch(self) -> None:
         while not self._all_stopped():
             time.sleep(TICK_S)
-            self._watch_lanes()
+            try:
+                self._watch_lanes()
+            except Exception as error:  # noqa: BLE001  without its watchdog a worker can hang for ever
+                self._instrument.emit(
+                    Event.STORE_UNAVAILABLE,
+                    {"consumer": "", "error": f"{type(error).__name__}: {error}", "fault": True},
+                )
 
     def _watch_lanes(self) -> None:
         limit_s = self._settings.handler_limit_ms / 1000

@@ -31,6 +31,7 @@ class _Item:
     lock: int = 0
     locked_until: int = 0
     not_before: int = 0
+    lock_expired: bool = False
 
 
 class MemoryBroker:
@@ -104,6 +105,8 @@ class MemorySource:
                 if session is not None and item.not_before > now:
                     blocked.add(session)
                 continue
+            # Nobody settled or gave back what still has a lock: its time ended.
+            item.lock_expired = item.lock != 0
             item.lock = broker.token()
             item.locked_until = now + broker.lock_ms
             item.count += 1
@@ -187,6 +190,7 @@ class MemorySource:
             item.sent_ms,
             delivery_count=item.count,
             lock=item.lock,
+            lock_expired=item.lock_expired,
         )
 
 

@@ -187,6 +187,7 @@ def test_the_links_of_a_span_are_limited(tmp_path, telemetry):
         '{"traceparent": "nonsense"}',
         '{"traceparent": ["00"]}',
         '{"traceparent": null}',
+        '{"traceparent": 5}',
         "[1, 2]",
         "no JSON",
         "[" * 5_000,

@@ -153,8 +153,7 @@ WHERE id IN (:position, -:position);
 INSERT INTO procession_sessions (subscription, key, held, retry_at, retry_boot)
 VALUES (:subscription, :session, :held, :retry_at, :boot)
 ON CONFLICT (subscription, key) DO UPDATE
-SET held = held + excluded.held, retry_at = excluded.retry_at, retry_boot = excluded.retry_boot,
-    holder = NULL, worker = NULL;
+SET held = held + excluded.held, retry_at = excluded.retry_at, retry_boot = excluded.retry_boot;
 
 -- name: own
 -- Sessions' primary key; compare-and-set.
