@@ -64,10 +64,11 @@ others: $(ENV)
 	done
 
 .venv/.stamp: pyproject.toml
-	$(call make-environment,$(PYTHON),.[dev])
+	$(call make-environment,$(PYTHON),-e .[dev])
 
-.venvs/%/.stamp: pyproject.toml
-	$(call make-environment,$(OTHER),.[test])
+# Here the built wheel is installed, as users get it, and anew after each change.
+.venvs/%/.stamp: pyproject.toml $(shell find src -name '*.py' -o -name '*.sql')
+	$(call make-environment,$(OTHER),--force-reinstall --no-deps . && $(@D)/bin/python -m pip install -q .[test])
 
 # $(call make-environment,INTERPRETER,REQUIREMENTS) for the stamp's folder. An environment that still
 # starts is kept and brought up to date. Debian ships ensurepip, which venv needs, in a package apart.
@@ -93,6 +94,6 @@ define make-environment
 		rm -rf $(@D); "$$python" -m venv $(@D); \
 	fi; \
 	echo "Setting up $(@D)"; \
-	$(@D)/bin/python -m pip install -q -e $(foreach requirement,$(2),'$(requirement)'); \
+	$(@D)/bin/python -m pip install -q $(2); \
 	touch $@
 endef

@@ -35,12 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--bench", choices=BENCHES, help="only this one")
     parser.add_argument("--store", choices=STORES, default=STORES[0])
-    parser.add_argument("--runs", type=int, default=0, help="rounds of each pair (5; quick: 3)")
+    parser.add_argument("--runs", type=int, default=0, help="rounds of each pair (7; quick: 3)")
     parser.add_argument("--quick", action="store_true", help="less of everything: about a minute")
     parser.add_argument("--full", action="store_true", help="also what takes minutes")
     given = parser.parse_args()
     options = Options(
-        store=given.store, runs=given.runs or (3 if given.quick else 5), quick=given.quick
+        store=given.store, runs=given.runs or (3 if given.quick else 7), quick=given.quick
     )
     names = [given.bench] if given.bench else [n for n in BENCHES if given.full or n not in MINUTES]
     began = time.monotonic()

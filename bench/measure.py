@@ -28,7 +28,7 @@ class Options:
     """What the command line asked for."""
 
     store: str = "sqlite"
-    runs: int = 5
+    runs: int = 7
     quick: bool = False
 
     def fewer(self, usual: int, quick: int) -> int:
@@ -42,17 +42,22 @@ class Timing:
     def __init__(self, number: int) -> None:
         self.number = number
         self._cpu = time.process_time()
-        self._wall = time.perf_counter()
+        self.began_s = time.perf_counter()
         self.wall_s = self.cpu_s = 0.0
 
     def stop(self) -> None:
-        self.wall_s = time.perf_counter() - self._wall
+        self.wall_s = time.perf_counter() - self.began_s
         self.cpu_s = time.process_time() - self._cpu
 
     @property
     def rate(self) -> float:
         """Messages a second."""
         return self.number / self.wall_s
+
+    @property
+    def wall_us(self) -> float:
+        """Microseconds a message."""
+        return self.wall_s / self.number * 1e6
 
     @property
     def cpu_us(self) -> float:
@@ -74,15 +79,16 @@ def fresh_folder() -> Iterator[Path]:
 
 
 def in_turn(runs: int, measures: Mapping[str, Callable[[Path], Timing]]) -> dict[str, list[Timing]]:
-    """Run each measure in turn, the whole round `runs` times, each on files of its own.
+    """Run each measure in turn, the whole round `runs` times, each on files of its own; the first
+    one once more at the end.
 
     Neighbours share the machine's mood, so only their ratios are quoted.
     """
     found: dict[str, list[Timing]] = {name: [] for name in measures}
-    for _ in range(runs):
-        for name, measure in measures.items():
-            with fresh_folder() as folder:
-                found[name].append(measure(folder))
+    first = next(iter(measures))
+    for name in [*[*measures] * runs, first]:
+        with fresh_folder() as folder:
+            found[name].append(measures[name](folder))
     return found
 
 
@@ -92,10 +98,27 @@ def rate(timings: Sequence[Timing]) -> float:
 
 
 def ratio(timings: Sequence[Timing], references: Sequence[Timing]) -> float:
-    """Return the median of the rates' ratios, round by round."""
+    """Return the median of the rates' ratios, each timing to the references around it."""
     return statistics.median(
-        one.rate / other.rate for one, other in zip(timings, references, strict=True)
+        statistics.mean(near.wall_us for near in around(timing, references)) / timing.wall_us
+        for timing in timings
     )
+
+
+def more_cpu_us(timings: Sequence[Timing], references: Sequence[Timing]) -> float:
+    """Return the median of the CPU that the timings took beyond the references, a message."""
+    return statistics.median(
+        timing.cpu_us - statistics.mean(near.cpu_us for near in around(timing, references))
+        for timing in timings
+    )
+
+
+def around(timing: Timing, references: Sequence[Timing]) -> list[Timing]:
+    """Return the last reference before the timing and the first one after it, where there are
+    such."""
+    before = [one for one in references if one.began_s < timing.began_s]
+    after = [one for one in references if one.began_s > timing.began_s]
+    return before[-1:] + after[:1]
 
 
 @dataclass(frozen=True)

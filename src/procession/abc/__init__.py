@@ -212,11 +212,15 @@ class Lane(Protocol):
         """Return the inbox rows of these keys, as other transactions committed them."""
         ...
 
-    async def begin_attempt(self, delivery: Delivery) -> int:
+    async def begin_attempt(self, delivery: Delivery, *, again: bool = False) -> int:
         """Count a lone run before it begins, in a transaction of its own; return its number.
 
         Own the message's session (a message without one becomes a session of its own) until
         `flush` releases it, so a run that never ends is counted for this message and no other.
+
+        Args:
+            again: the run that was counted last was cut short by the store, not by the message:
+                it is the same attempt, which is not counted anew.
 
         Raises:
             MessageGone: it is not there any more.

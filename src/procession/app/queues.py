@@ -24,6 +24,7 @@ from procession.errors import ConfigurationError, MessageError, Reason
 from procession.message import NO_HEADERS, BodyFormat, Outgoing, new_id
 
 NAME_CHARS_MAX = 200
+HEADERS_BYTES_MAX = 64 * 1024
 SendHook = Callable[[], Mapping[str, str]]
 
 
@@ -261,6 +262,14 @@ def _add_options(
         ]
         if wrong:
             raise ConfigurationError(f"headers {wrong!r}: names and values are text")
+        try:
+            size = sum(len(name.encode()) + len(value.encode()) for name, value in headers.items())
+        except UnicodeEncodeError as error:
+            raise ConfigurationError(f"headers that are no text: {error.reason}") from error
+        if size > HEADERS_BYTES_MAX:
+            raise MessageError(
+                Reason.TOO_LARGE, f"headers of {size} bytes, the limit is {HEADERS_BYTES_MAX}"
+            )
         outgoing.headers = dict(headers)
 
 

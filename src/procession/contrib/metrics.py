@@ -9,7 +9,7 @@ reasons are closed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal
@@ -153,14 +153,6 @@ Added = tuple[Metric, float, tuple[str, ...]]
 """A metric, how much is added to it, and the values of its labels."""
 
 
-_ONE_EACH = {
-    Event.MESSAGE_FAILED: FAILURES,
-    Event.MESSAGE_RETRYING: RETRIES,
-    Event.SESSION_LOST: SESSIONS_LOST,
-    Event.LANE_HUNG: HANDLERS_HUNG,
-}
-
-
 def zeros(consumers: Collection[str]) -> Iterator[Added]:
     """Return every series that alert rules watch, each with nothing added: a counter that appears
     with its first event shows no increase from zero, and the first would go unseen.
@@ -169,7 +161,7 @@ def zeros(consumers: Collection[str]) -> Iterator[Added]:
     for consumer in ("", *consumers):
         yield STORE_UNAVAILABLE, 0, (consumer,)
     for consumer in consumers:
-        for metric in (*_ONE_EACH.values(), RERUNS, LANES_PAUSED):
+        for metric in (FAILURES, RETRIES, RERUNS, SESSIONS_LOST, HANDLERS_HUNG, LANES_PAUSED):
             yield metric, 0, (consumer,)
         for end in End:
             for cause in Cause if end is End.DUPLICATE else ("",):
@@ -179,41 +171,50 @@ def zeros(consumers: Collection[str]) -> Iterator[Added]:
         yield ALERTS, 0, (consumer, "conflict")
 
 
-def added_by(  # noqa: C901, PLR0912  a case an event reads best
-    event: Event, fields: Mapping[str, Any]
-) -> Iterator[Added]:
+def _committed(fields: Mapping[str, Any], consumer: tuple[str]) -> Iterator[Added]:
+    for end, causes in fields["counts"].items():
+        for cause, number in causes.items():
+            yield MESSAGES_ENDED, number, (*consumer, end, cause)
+    yield HANDLER_TIME, fields["handler_s"], consumer
+    yield BATCH_DURATION, fields["batch_s"], consumer
+    if fields["reruns"]:
+        yield RERUNS, fields["reruns"], consumer
+
+
+def _ended(fields: Mapping[str, Any], consumer: tuple[str]) -> Iterable[Added]:
+    reason = fields["reason"]
+    if not reason:
+        return ()
+    # The reason of a `MessageError` that a user's own code raised can be any text.
+    return ((DEAD_LETTERED, 1, (*consumer, reason if reason in _REASONS else OTHER)),)
+
+
+def _unavailable(_fields: Mapping[str, Any], consumer: tuple[str]) -> Iterator[Added]:
+    yield STORE_UNAVAILABLE, 1, consumer
+    # The worker's keeper has no consumer, and does not say when it goes on.
+    if consumer != ("",):
+        yield LANES_PAUSED, 1, consumer
+
+
+_ADDS: Mapping[Event, Callable[[Mapping[str, Any], tuple[str]], Iterable[Added]]] = {
+    Event.BATCH_COMMITTED: _committed,
+    Event.BATCH_ROLLED_BACK: lambda f, c: ((BATCHES_ROLLED_BACK, 1, (*c, f["error"])),),
+    Event.MESSAGE_ENDED: _ended,
+    Event.MESSAGE_FAILED: lambda _, c: ((FAILURES, 1, c),),
+    Event.MESSAGE_RETRYING: lambda _, c: ((RETRIES, 1, c),),
+    Event.ALERT: lambda f, c: ((ALERTS, 1, (*c, f["what"])),),
+    Event.SESSION_LOST: lambda _, c: ((SESSIONS_LOST, 1, c),),
+    Event.LANE_HUNG: lambda _, c: ((HANDLERS_HUNG, 1, c),),
+    Event.WORKER_TAKEN_OVER: lambda _, __: ((TAKEOVERS, 1, ()),),
+    Event.STORE_UNAVAILABLE: _unavailable,
+    Event.STORE_AVAILABLE: lambda _, c: ((LANES_PAUSED, -1, c),),
+}
+
+
+def added_by(event: Event, fields: Mapping[str, Any]) -> Iterable[Added]:
     """Return what an event adds to the metrics."""
-    consumer = (str(fields.get("consumer", "")),)
-    match event:
-        case Event.BATCH_COMMITTED:
-            for end, causes in fields["counts"].items():
-                for cause, number in causes.items():
-                    yield MESSAGES_ENDED, number, (*consumer, end, cause)
-            yield HANDLER_TIME, fields["handler_s"], consumer
-            yield BATCH_DURATION, fields["batch_s"], consumer
-            if fields["reruns"]:
-                yield RERUNS, fields["reruns"], consumer
-        case Event.BATCH_ROLLED_BACK:
-            yield BATCHES_ROLLED_BACK, 1, (*consumer, fields["error"])
-        case Event.MESSAGE_ENDED if fields["reason"]:
-            # The reason of a `MessageError` that a user's own code raised can be any text.
-            known = fields["reason"] in _REASONS
-            yield DEAD_LETTERED, 1, (*consumer, fields["reason"] if known else OTHER)
-        case Event.ALERT:
-            yield ALERTS, 1, (*consumer, fields["what"])
-        case Event.WORKER_TAKEN_OVER:
-            yield TAKEOVERS, 1, ()
-        case Event.STORE_UNAVAILABLE:
-            yield STORE_UNAVAILABLE, 1, consumer
-            # The worker's keeper has no consumer, and does not say when it goes on.
-            if consumer != ("",):
-                yield LANES_PAUSED, 1, consumer
-        case Event.STORE_AVAILABLE:
-            yield LANES_PAUSED, -1, consumer
-        case _ if event in _ONE_EACH:
-            yield _ONE_EACH[event], 1, consumer
-        case _:
-            pass
+    adds = _ADDS.get(event)
+    return () if adds is None else adds(fields, (fields.get("consumer", ""),))
 
 
 class Backlog:

@@ -8,6 +8,7 @@ span, current while its handlers run, with a link to each producer's trace.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Token
@@ -19,7 +20,17 @@ from opentelemetry import context as contexts
 from opentelemetry import metrics, trace
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    TracerProvider,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import procession
@@ -42,12 +53,10 @@ from procession.outcome import Outcome
 from procession.telemetry import Event
 
 SYSTEM = "procession"
-LINKS_MAX = 128
-"""Links of one span; more producers than that are not told. It is also the SDK's own default."""
-
 _NAME = "procession"
 _TRACEPARENT = "traceparent"
 _PROPAGATOR = TraceContextTextMapPropagator()
+_W3C = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 Spans = Literal["batch", "message", "off"]
 
 
@@ -264,15 +273,25 @@ def trace_headers() -> dict[str, str]:
 
 
 def _links(traceparents: Iterable[str]) -> list[Link]:
+    """Return links to the contexts that are valid: W3C Trace Context, section 3.2. Read here, since
+    a whole batch is, and the API's own reader takes six times as long.
+    """
     links = []
     for traceparent in traceparents:
-        found = trace.get_current_span(
-            _PROPAGATOR.extract({_TRACEPARENT: traceparent}, TraceContext())
-        ).get_span_context()
-        if found.is_valid:
-            links.append(Link(found))
-            if len(links) == LINKS_MAX:
-                break
+        found = _W3C.fullmatch(traceparent)
+        if found is None:
+            continue
+        version, trace_id, span_id, flags, more = found.groups()
+        if version == "ff" or (version == "00" and more):
+            continue
+        context = SpanContext(
+            int(trace_id, 16),
+            int(span_id, 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(flags, 16)),
+        )
+        if context.is_valid:
+            links.append(Link(context))
     return links
 
 

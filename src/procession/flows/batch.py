@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -26,6 +27,8 @@ from procession.outcome import Cause, End, InboxState, Outcome, Reject, Retry
 from procession.telemetry import Event, Instrument
 
 REMEMBERED_MAX = 10_000
+TRACEPARENTS_MAX = 128
+_TRACEPARENT = re.compile(r'"traceparent":\s*"([0-9a-z-]*)"')
 # The longest wait that `Retry(after=...)` is granted.
 POSTPONED_MS_MAX = 366 * 24 * 3_600_000
 FOREIGN = int(BodyFormat.JSON)
@@ -84,7 +87,7 @@ class LaneMemory:
 
     Attributes:
         alone: positions of messages that failed in company: their next run is a lone one.
-        unspent: lone runs by position that the store cut short, so that they were no attempts.
+        cut_short: positions whose last lone run the store cut short: it is not counted anew.
         to_take: likewise of a broker's messages: they are taken into the store before they run.
         runs: begun runs of messages that have not ended, by position.
         raced: positions of a batch that lost a race for a key.
@@ -108,7 +111,7 @@ class LaneMemory:
         self.instrument = instrument
         self.draw = draw
         self.alone: set[int] = set(suspects)
-        self.unspent: dict[int, int] = {}
+        self.cut_short: set[int] = set()
         self.to_take: set[int] = set()
         self.runs: dict[int, int] = {}
         self.raced: set[int] = set()
@@ -136,7 +139,7 @@ class LaneMemory:
             for delivery in ended:
                 self.runs.pop(delivery.position, None)
                 (self.alone if delivery.lock is None else self.to_take).discard(delivery.position)
-        for remembered in (self.alone, self.to_take, self.unspent, self.runs):
+        for remembered in (self.alone, self.to_take, self.cut_short, self.runs):
             if len(remembered) > REMEMBERED_MAX:
                 remembered.clear()
 
@@ -761,9 +764,23 @@ def add_error(errors: str | None, text: str) -> str:
 
 
 def traceparents(deliveries: Sequence[Delivery]) -> list[str]:
-    """Return the producers' trace contexts, each once, in order: what spans link to."""
-    found = (_header(delivery, "traceparent") for delivery in deliveries)
-    return list(dict.fromkeys(one for one in found if one is not None))
+    """Return the producers' trace contexts, each once, in order, up to `TRACEPARENTS_MAX`: what
+    spans link to.
+    """
+    found: dict[str, None] = {}
+    for delivery in deliveries:
+        raw = delivery.raw_headers
+        if isinstance(raw, str):
+            # Found in the text, which takes a fifth of the time that reading all headers takes.
+            match = _TRACEPARENT.search(raw)
+            traceparent = None if match is None else match[1]
+        else:
+            traceparent = _header(delivery, "traceparent")
+        if traceparent is not None:
+            found[traceparent] = None
+            if len(found) == TRACEPARENTS_MAX:
+                break
+    return list(found)
 
 
 def _message(delivery: Delivery, key: bytes | None) -> dict[str, str | None]:

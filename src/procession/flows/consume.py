@@ -139,15 +139,20 @@ class Consume:
 
     async def _run_alone(self, delivery: Delivery) -> None:
         """Count the attempt, then run: a run that never ends is counted all the same."""
-        position, unspent = delivery.position, self._memory.unspent
-        attempt = await self._lane.begin_attempt(delivery) - unspent.get(position, 0)
+        position, cut_short = delivery.position, self._memory.cut_short
+        attempt = await self._lane.begin_attempt(delivery, again=position in cut_short)
         try:
             await self._lone_run(position, attempt)
         except TransientError:
-            # The store cut it short: it was no attempt of the message.
-            unspent[position] = unspent.get(position, 0) + 1
+            # The store cut it short: however often that happens, it is one attempt.
+            cut_short.add(position)
             raise
-        unspent.pop(position, None)
+        except MessageGone:
+            if delivery.session is not None:
+                await self._lane.rollback()
+                await self._lane.release([delivery.session])
+            raise
+        cut_short.discard(position)
 
     async def _lone_run(self, position: int, attempt: int) -> None:
         over = attempt - self._consumer.retry.max_attempts

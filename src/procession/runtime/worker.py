@@ -69,6 +69,7 @@ class Worker:
         self._watchdog: threading.Thread | None = None
         self._signals = 0
         self._lifeline: Lifeline | None = None
+        self._may_exit = False
         self.exit_code = 0
 
     @property
@@ -169,6 +170,7 @@ class Worker:
         Raises:
             SystemExit: with 70 after too many hung handlers: the supervisor starts another one.
         """
+        self._may_exit = True
         previous = {
             number: signal.signal(number, self._signalled)
             for number in (signal.SIGTERM, signal.SIGINT)
@@ -348,8 +350,9 @@ class Worker:
             },
         )
         self._hung = [hung for hung in self._hung if hung.is_alive()]
-        if len(self._hung) >= self._settings.abandoned_max:
-            # Threads cannot be killed: a fresh process is the only way to be rid of them.
+        if self._may_exit and len(self._hung) >= self._settings.abandoned_max:
+            # Threads cannot be killed: a fresh process is the only way to be rid of them. Inside
+            # another program (`with app:`) there is none to be had: the others go on.
             self.exit_code = EXIT_REPLACE_ME
             self._stopping.set()
             return

@@ -190,7 +190,7 @@ class MemoryStore:
         self.subscriptions: list[_Subscription] = []
         self.workers_by_id: dict[str, _Worker] = {}
         self.letters: dict[int, DeadLetterRecord] = {}
-        self.recent: dict[tuple[str, bytes], int] = {}
+        self.recent: dict[tuple[str, bytes], tuple[int, bytes]] = {}
         self.version = 0
         self.marks: dict[str, int] = {}
         self.number = 0
@@ -338,9 +338,9 @@ class MemoryStore:
         window_ms = readers[0].window_ms
         if window_ms:
             last = self.recent.get((message.target, message.message_id))
-            if last is not None and last > wall - window_ms:
+            if last is not None and last[0] > wall - window_ms and last[1] == message.body:
                 return False
-            self.recent[message.target, message.message_id] = wall
+            self.recent[message.target, message.message_id] = (wall, message.body)
         due_ms = message.due_ms if message.after_ms is None else wall + message.after_ms
         expires_ms = None if message.lifetime_ms is None else wall + message.lifetime_ms
         for reader in readers:
@@ -518,7 +518,7 @@ class MemoryLane:
         for session in sessions:
             self._release(session)
 
-    async def begin_attempt(self, delivery: Delivery) -> int:
+    async def begin_attempt(self, delivery: Delivery, *, again: bool = False) -> int:
         await self._store.point("begin_attempt")
         self._check_worker()
         row = self._row(delivery)
@@ -528,7 +528,7 @@ class MemoryLane:
             self._owned_rows.pop(row.position, None)
         if not self._own(row.session):
             raise SessionLost(f"session {row.session!r} is owned by another holder")
-        row.attempts += 1
+        row.attempts = max(1, row.attempts + (0 if again else 1))
         delivery.session = row.session
         delivery.attempts = row.attempts
         return row.attempts
@@ -1166,6 +1166,11 @@ class MemoryUpkeep:
         keys |= {letter.key for letter in letters if letter.key is not None}
         for row in rows:
             del subscription.rows[row.position]
+        busy = {row.session for row in subscription.rows.values()}
+        for session in {row.session for row in rows} - busy:
+            if session in subscription.sessions:
+                subscription.sessions[session].retry_at = 0  # what it waited for is gone
+                subscription.forget(session)
         for letter in letters:
             del self._store.letters[letter.number]
         inbox = sum(subscription.inbox.pop(key, None) is not None for key in keys)

@@ -19,8 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (
     InMemorySpanExporter,
 )
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from procession.contrib.opentelemetry import LINKS_MAX, instrument
+from procession.contrib.opentelemetry import instrument
+from procession.flows.batch import TRACEPARENTS_MAX
 
 TRACE = "00-{0:032x}-{1:016x}-01"
 QUEUE = {
@@ -172,12 +174,41 @@ def test_a_batch_is_one_span_with_a_link_to_each_producers_trace(tmp_path, telem
 def test_the_links_of_a_span_are_limited(tmp_path, telemetry):
     app = shop(tmp_path)
     telemetry.instrument(app)
-    for number in range(LINKS_MAX + 20):
+    for number in range(TRACEPARENTS_MAX + 20):
         headers = {"traceparent": TRACE.format(1 + number, 7)}
         app.send("orders", {"client": f"c{number}"}, headers=headers)
     run(app)
     span = telemetry.spans_of("orders")[0]
-    assert [link.context.trace_id for link in span.links] == list(range(1, LINKS_MAX + 1))
+    assert [link.context.trace_id for link in span.links] == list(range(1, TRACEPARENTS_MAX + 1))
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "linked"),
+    [
+        (TRACE.format(1, 2), True),
+        ("cc" + TRACE.format(1, 2)[2:], True),
+        ("cc" + TRACE.format(1, 2)[2:] + "-what-will-be", True),
+        (TRACE.format(1, 2) + "-what-will-be", False),
+        ("ff" + TRACE.format(1, 2)[2:], False),
+        (TRACE.format(0, 2), False),
+        (TRACE.format(1, 0), False),
+        (TRACE.format(10, 2).upper(), False),
+        (TRACE.format(1, 2) + "1", False),
+        (TRACE.format(1, 2)[:-1], False),
+        ("", False),
+    ],
+)
+def test_a_link_is_made_of_what_the_apis_own_reader_takes(tmp_path, telemetry, traceparent, linked):
+    own = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+    context = get_current_span(own).get_span_context()
+    app = shop(tmp_path)
+    telemetry.instrument(app)
+    app.send("orders", {"client": "a"}, headers={"traceparent": traceparent})
+    run(app)
+    (span,) = telemetry.spans_of("orders")
+    assert [link.context for link in span.links] == ([context] if context.is_valid else [])
+    assert bool(span.links) is linked
     app.close()
 
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import dataclass, field
 
 import pytest
 from tests.driving import Driver, Recorder, new_app
 
 from procession import Context, Event
+from procession.flows.batch import traceparents
+from procession.message import Delivery
 from procession.telemetry import ON_REQUEST, Instruments, LogInstrument
 
 TRACE = "00-{0:032x}-{1:016x}-01"
@@ -213,3 +216,26 @@ def test_above_debug_nothing_of_it_is_made(tmp_path, caplog):
     run(app)
     assert not caplog.records
     app.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": TRACE.format(1, 2)},
+        {"a": 'say "traceparent": "no"', "traceparent": TRACE.format(1, 2), "z": "\n"},
+        {"a": "b"},
+        {"traceparent": "a, b"},
+        {"traceparent": ""},
+        {"x": f'{{"traceparent": "{TRACE.format(1, 2)}"}}'},
+        {},
+    ],
+)
+def test_a_trace_context_is_found_in_stored_headers_as_in_read_ones(headers):
+    stored, read = delivery(json.dumps(headers)), delivery(headers)
+    well_formed = [found for found in traceparents([read]) if re.fullmatch("[0-9a-z-]*", found)]
+    assert traceparents([stored]) == well_formed
+    assert traceparents([delivery(json.dumps(headers, separators=(",", ":")))]) == well_formed
+
+
+def delivery(raw_headers):
+    return Delivery(1, None, b"m", "", 1, b"{}", raw_headers, 0)

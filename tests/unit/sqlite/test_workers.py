@@ -535,6 +535,7 @@ def test_too_many_hung_handlers_make_the_worker_ask_for_a_replacement(make):
 
     app.send_many("q", [{"n": n} for n in range(5)])
     worker = app.worker()
+    worker._may_exit = True  # as in `run`, whose signals belong to the main thread
     worker.start()
     wait_until(lambda: worker.exit_code, "the worker to give up")
     worker.stop()

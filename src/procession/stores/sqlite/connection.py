@@ -90,7 +90,7 @@ class Place:
         if options:
             raise ConfigurationError(f"store {url!r}: unknown options {sorted(options)}")
         return Place(
-            path=Path(path),
+            path=Path(path).absolute(),
             synchronous=synchronous,
             foreign_keys=foreign_keys == "on",
             busy_s=busy_s,

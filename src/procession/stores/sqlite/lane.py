@@ -14,7 +14,7 @@ import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, TypeVar, cast
 
 from procession.abc import Changes, DeadLetter, Entry, Fetched, Hold, InboxRow
@@ -53,6 +53,8 @@ HELD_SESSIONS_MAX = 16
 # How long a running statement may take to notice that it is to end.
 INTERRUPT_S = 2.0
 ASIDE_ROUNDS_MAX = 4
+# Bodies in memory at a time: a batch of large messages ends early.
+BATCH_BYTES_MAX = 32 * 1024 * 1024
 # What is stored in `ended`: plain text, which the driver binds faster than an enum, and NULL for
 # what nearly every row says.
 ENDED: dict[End | None, str | None] = {
@@ -73,9 +75,9 @@ def _in_turn(method: Method) -> Method:
     """Keep `interrupt` from closing the connection while a method uses it: that would crash."""
 
     @functools.wraps(method)
-    async def in_turn(self: SqliteLane, *arguments: Any) -> Any:
+    async def in_turn(self: SqliteLane, *arguments: Any, **named: Any) -> Any:
         with self.sql.turn:
-            return await method(self, *arguments)
+            return await method(self, *arguments, **named)
 
     return cast("Method", in_turn)
 
@@ -101,7 +103,8 @@ class SqliteLane:
         self._subscription = subscription
         self._worker = worker
         self._number = number
-        self._writes_zeros = writes_zeros(self._connection)
+        (zeros,) = self._connection.execute("PRAGMA secure_delete").fetchone()
+        self._writes_zeros = zeros == 1
         self._owned: dict[bytes, str] = {}
         self._pending: dict[bytes, str | None] = {}
         self._low, self._high = zone(subscription)
@@ -148,7 +151,7 @@ class SqliteLane:
             raise
 
     @_in_turn
-    async def begin_attempt(self, delivery: Delivery) -> int:
+    async def begin_attempt(self, delivery: Delivery, *, again: bool = False) -> int:
         """See `Lane.begin_attempt`."""
         await self.begin()
         try:
@@ -160,7 +163,7 @@ class SqliteLane:
                 )
             row = self._connection.execute(
                 self._sql["count_attempt"],
-                {"position": delivery.position, "session": session},
+                {"position": delivery.position, "session": session, "step": 0 if again else 1},
             ).fetchone()
             if row is None:
                 raise MessageGone(  # noqa: TRY301
@@ -217,6 +220,7 @@ class SqliteLane:
             changed = True
         if held_open:
             deliveries = self._fetch_held(limit)
+            changed = changed or not deliveries
         first: int | None = None
         if len(deliveries) < limit:
             in_order, moved = self._fetch_in_order(limit - len(deliveries))
@@ -467,7 +471,7 @@ class SqliteLane:
         moved = False
         deliveries: list[Delivery] = []
         for _ in range(ASIDE_ROUNDS_MAX):
-            rows = self._connection.execute(self._sql["fetch"], parameters).fetchall()
+            rows = _up_to(self._connection.execute(self._sql["fetch"], parameters))
             blocked = [row for row in rows if row[14]]
             if not blocked:
                 deliveries += [Delivery(*row) for row in rows]
@@ -515,8 +519,17 @@ class SqliteLane:
                     "limit": share,
                 },
             )
-            deliveries += [Delivery(*row) for row in rows]
+            found = [Delivery(*row) for row in rows]
+            if not found:
+                self._forget_held(session)
+            deliveries += found
         return deliveries
+
+    def _forget_held(self, session: bytes) -> None:
+        """Nothing is held of it any more: another program took its messages away."""
+        named = {"subscription": self._subscription, "session": session}
+        self._connection.execute(self._sql["purge_session_row"], named)
+        self._connection.execute(self._sql["drop_session_row"], (self._subscription, session))
 
     def _record(self, entries: list[Entry]) -> None:
         now = wall_now()
@@ -725,6 +738,18 @@ class SqliteLane:
             self._connection.execute(
                 self._sql["count"], (self._subscription, "rerun", "", changes.reruns)
             )
+
+
+def _up_to(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
+    """Read rows until their bodies fill the memory that a batch may use; at least one."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += len(row[5])
+        if size >= BATCH_BYTES_MAX:
+            break
+    return rows
 
 
 def session_of(delivery: Delivery) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
 from procession.errors import ConfigurationError
@@ -112,6 +113,7 @@ class Sender:
                 "message_id": message.message_id,
                 "now": now,
                 "window": window_ms,
+                "body_hash": sha256(message.body).digest(),
             },
         ).fetchone()
         return row is not None

@@ -8,9 +8,12 @@ from typing import Any
 from procession.abc import Purged, SessionStatus
 from procession.errors import OperatorError
 from procession.message import KEYLESS
-from procession.stores.sqlite.connection import Place, wall_now
+from procession.stores.sqlite.connection import Place, lease_now, wall_now
 from procession.stores.sqlite.sends import zone
 from procession.stores.sqlite.transactions import Transactions
+
+JUMP_MS = 60_000
+STEADY_MS = 3_600_000
 
 
 class SqliteUpkeep(Transactions):
@@ -24,8 +27,12 @@ class SqliteUpkeep(Transactions):
         super().__init__(place, prefix)
         self._after = 0
         self._at_the_end = False
+        self._drift_ms = wall_now() - lease_now()
+        self._not_before = 0
 
     async def prune(self, *, retention_ms: int, resend_horizon_ms: int, limit: int) -> int | None:
+        if self._clock_jumped():
+            return None
         with self.write("pruning") as connection:
             now, removed = wall_now(), 0
             last, newest_ms = connection.execute(
@@ -66,8 +73,13 @@ class SqliteUpkeep(Transactions):
             subscription = self._subscription(connection, consumer)
             low, high = zone(subscription)
             named = {"subscription": subscription, "key": key, "low": low, "high": high}
+            removed = connection.execute(self.sql["purge_message"], named).fetchall()
+            for session, held in removed:
+                if held:
+                    connection.execute(self.sql["add_held"], (subscription, session, -1))
+                    connection.execute(self.sql["drop_session_row"], (subscription, session))
             return Purged(
-                messages=connection.execute(self.sql["purge_message"], named).rowcount,
+                messages=len(removed),
                 inbox=connection.execute(self.sql["purge_inbox"], named).rowcount,
                 dead_letters=connection.execute(self.sql["purge_dead_key"], named).rowcount,
             )
@@ -89,6 +101,7 @@ class SqliteUpkeep(Transactions):
             messages = connection.execute(self.sql["purge_session"], named).rowcount
             dead = connection.execute(self.sql["purge_dead_session"], named).rowcount
             connection.execute(self.sql["purge_session_row"], named)
+            connection.execute(self.sql["drop_session_row"], (subscription, session))
         return Purged(messages=messages, inbox=inbox, dead_letters=dead)
 
     async def sessions(
@@ -113,6 +126,15 @@ class SqliteUpkeep(Transactions):
                 found += [_session(row[3], columns, now) for columns in rows]
         found.sort(key=lambda status: (-status.backlog, status.consumer, status.session or b""))
         return found[:limit]
+
+    def _clock_jumped(self) -> bool:
+        """Whether the wall clock went another way than the boot-time clock lately: what it says is
+        old must not be believed before it has been steady for an hour."""
+        drift_ms = wall_now() - lease_now()
+        if abs(drift_ms - self._drift_ms) > JUMP_MS:
+            self._drift_ms = drift_ms
+            self._not_before = lease_now() + STEADY_MS
+        return lease_now() < self._not_before
 
     def _oldest(self, connection: sqlite3.Connection, subscription: int, now: int) -> int:
         """Return when the oldest waiting message was sent: keys younger than it must stay."""

@@ -38,6 +38,7 @@ pytest.register_assert_rewrite(
             "sends",
             "source",
             "stage",
+            "upkeep",
             "wakeups",
         )
     )

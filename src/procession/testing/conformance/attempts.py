@@ -42,6 +42,16 @@ class Attempts(StoreHooks):
             stage.run(lane.close())
             lane = stage.lane()
 
+    def test_an_attempt_that_the_store_cut_short_is_not_counted_anew(self, stage: Stage) -> None:
+        stage.send("m1", session="s")
+        delivery = stage.seen()["m1"]
+        lane = stage.lane()
+        assert stage.run(lane.begin_attempt(delivery)) == 1
+        assert stage.run(lane.begin_attempt(delivery, again=True)) == 1
+        assert stage.run(lane.begin_attempt(delivery)) == 2
+        stage.run(lane.close())
+        assert _counts(stage) == {"m1": 2}
+
     def test_a_lone_run_that_rolled_back_keeps_its_attempt(self, stage: Stage) -> None:
         stage.send("m1", "m2", session="s")
         lane = stage.lane()

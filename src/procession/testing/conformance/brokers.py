@@ -55,6 +55,19 @@ class Brokers(StoreHooks):
         assert _waiting(stage, lane) == set()
         assert stage.status().held == 0
 
+    def test_a_hold_keeps_the_brokers_session_until_it_is_given_up(self, stage: Stage) -> None:
+        lane, other = stage.lane(), stage.lane()
+        stage.run(lane.own({b"s"}))
+        for name in ("b1", "b2"):
+            changes = _held(name, after_ms=self.moment_ms if name == "b1" else None)
+            changes.release.clear()
+            stage.run(lane.begin())
+            stage.commit(lane, changes)
+            assert stage.run(other.own({b"s"})) == set()
+        self.pass_time(self.moment_ms + 20)
+        assert stage.work(other) == []
+        assert stage.work(lane) == ["b1", "b2"]
+
     def test_a_session_waits_for_its_held_messages_until_the_last_has_ended(
         self, stage: Stage
     ) -> None:

@@ -86,6 +86,41 @@ class DeadLetterKeeping(StoreHooks):
         assert [letter.reason for letter in letters] == ["failed", "conflict"]
         assert stage.status().counts == {("dead-lettered", ""): 3}
 
+    def test_a_copy_of_an_edited_letter_is_counted_on_it(self, stage: Stage) -> None:
+        letter = _dead(stage)
+        mended = print_of(b"mended")
+        edit = stage.dead_letters.edit(letter.number, body=b"mended", fingerprint=mended, by=BY)
+        stage.run(edit)
+        _die_again(stage, is_copy=True)
+        (again,) = stage.letters()
+        assert (again.number, again.copies, again.body) == (letter.number, 2, b"mended")
+
+    def test_a_new_death_opens_a_decided_letter_again_and_a_copy_does_not(
+        self, stage: Stage
+    ) -> None:
+        letter = _dead(stage)
+        stage.run(stage.dead_letters.discard(letter.number, by=BY, why="enough"))
+        _die_again(stage, is_copy=True)
+        assert [(found.status, found.copies) for found in stage.letters(status=None)] == [
+            ("discarded", 2)
+        ]
+        _die_again(stage, is_copy=False)
+        (again,) = stage.letters()
+        assert (again.number, again.copies) == (letter.number, 3)
+        assert stage.status().dead_letters == 1
+
+    def test_a_conflict_that_was_decided_on_stays_so(self, stage: Stage) -> None:
+        stage.send("m1", "m1", "m1", session="s")
+        lane = stage.lane()
+        stage.finish(lane, stage.take(lane, 1))
+        other = print_of(b"another payload")
+        stage.kill(lane, stage.take(lane)[0], reason=Reason.CONFLICT, fingerprint=other)
+        number = stage.letters()[0].number
+        stage.run(stage.dead_letters.discard(number, by=BY, why="enough"))
+        stage.kill(lane, stage.take(lane)[0], reason=Reason.CONFLICT, fingerprint=other)
+        assert stage.letters() == []
+        assert [found.copies for found in stage.letters(status=None)] == [2]
+
     def test_letters_without_a_key_are_never_folded(self, stage: Stage) -> None:
         stage.send("", "", session="s")
         lane = stage.lane()
@@ -317,6 +352,21 @@ def _dead(stage: Stage) -> DeadLetterRecord:
     stage.run(lane.close())
     (letter,) = stage.letters()
     return letter
+
+
+def _die_again(stage: Stage, *, is_copy: bool) -> None:
+    """Let another message of the key `m1` end as a dead letter."""
+    stage.send("m1", session="s")
+    lane = stage.lane()
+    (delivery,) = stage.take(lane)
+    changes = stage.fenced(Changes(), [delivery])
+    printed = print_of(delivery.body)
+    changes.dead_letters.append(
+        DeadLetter(delivery, b"m1", printed, Reason.FAILED, "again", is_copy=is_copy)
+    )
+    changes.removed.append(delivery)
+    stage.commit(lane, changes)
+    stage.run(lane.close())
 
 
 def _verdict(delivery: Delivery) -> Verdict:

@@ -53,6 +53,14 @@ class Leases(StoreHooks):
         assert stage.run(stage.workers.expired()) == []
         assert stage.run(stage.lane().own({b"s"})) == set()
 
+    def test_workers_are_known_until_they_leave_or_are_taken_over(self, stage: Stage) -> None:
+        workers = [stage.worker() for _ in range(3)]
+        known = stage.run(stage.workers.known())
+        assert set(workers) <= set(known)
+        stage.run(stage.workers.leave(workers[0]))
+        stage.run(stage.workers.take_over(workers[1], dead=True))
+        assert set(stage.run(stage.workers.known())) == set(known) - set(workers[:2])
+
     def test_of_two_takeovers_at_once_one_succeeds(self, stage: Stage) -> None:
         worker = stage.worker(lease_ms=self.moment_ms)
         rivals = [stage.run(stage.open().workers()) for _ in range(3)]

@@ -103,6 +103,25 @@ class Sends(StoreHooks):
         assert _waiting(stage, WINDOW_QUEUE) == 2
         assert _waiting(stage, OTHER_QUEUE) == 2
 
+    def test_a_mark_is_kept_with_what_was_sent_or_not_at_all(self, stage: Stage) -> None:
+        other = stage.run(stage.open().publisher())
+        assert stage.run(stage.publisher.marked("load")) == 0
+        for number, name in ((3, "m1"), (7, "m2")):
+            receipts = stage.run(
+                stage.publisher.publish_marked([outgoing(name)], mark="load", number=number)
+            )
+            assert [receipt.message_id for receipt in receipts] == [name.encode()]
+            assert stage.run(other.marked("load")) == number
+        assert stage.run(other.marked("another load")) == 0
+        messages = [outgoing("m3"), outgoing("m4", target=NOWHERE)]
+        with pytest.raises(ConfigurationError):
+            stage.run(stage.publisher.publish_marked(messages, mark="load", number=9))
+        stage.run(stage.publisher.publish_marked([], mark="empty", number=1))
+        assert stage.run(other.marked("load")) == 7
+        assert stage.run(other.marked("empty")) == 1
+        stage.run(other.close())
+        assert stage.work(stage.lane()) == ["m1", "m2"]
+
     def test_an_id_that_a_rolled_back_batch_sent_is_not_remembered(self, stage: Stage) -> None:
         stage.send("m1")
         lane = stage.lane()

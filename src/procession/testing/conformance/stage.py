@@ -28,11 +28,12 @@ from procession.abc import (
     Fetched,
     Hold,
     Lane,
-    Publisher,
+    MarkingPublisher,
     QueueDeclaration,
     Receipt,
     Store,
     Topology,
+    Upkeep,
     WorkerRecord,
     Workers,
 )
@@ -141,7 +142,7 @@ class Stage:
         if self.features.sql:
             hooks.outside(self.store, f"CREATE TABLE {TABLE} (name VARCHAR(80) PRIMARY KEY)")
         self.run(self.store.declare(topology(window_ms=hooks.moment_ms)))
-        self.publisher: Publisher = self._kept(self.run(self.store.publisher()))
+        self.publisher: MarkingPublisher = self._kept(self.run(self.store.publisher()))
         self.workers: Workers = self._kept(self.run(self.store.workers()))
         self.dead_letters: DeadLetters = self._kept(self.run(self.store.dead_letters()))
 
@@ -191,6 +192,10 @@ class Stage:
             )
         )
         return self._kept(lane)
+
+    def upkeep(self) -> Upkeep:
+        """Return somebody who prunes and purges."""
+        return self._kept(self.run(self.store.upkeep()))
 
     def expire(self, worker: str) -> None:
         """Let a worker of a lease of one moment run out of it, and end it."""

@@ -21,6 +21,7 @@ from procession.testing.conformance.lifecycle import Lifecycle
 from procession.testing.conformance.order import Order
 from procession.testing.conformance.sends import Sends
 from procession.testing.conformance.stage import Stage
+from procession.testing.conformance.upkeep import Keeping
 from procession.testing.conformance.wakeups import Wakeups
 
 
@@ -34,6 +35,7 @@ class StoreSuite(
     Wakeups,
     Brokers,
     DeadLetterKeeping,
+    Keeping,
     Handlers,
     Lifecycle,
     Histories,

@@ -138,7 +138,7 @@ DELETE FROM procession_messages WHERE id = ?;
 -- name: count_attempt
 -- Messages' primary key.
 UPDATE procession_messages
-SET attempts = attempts + 1, session = :session
+SET attempts = max(attempts + :step, 1), session = :session
 WHERE id IN (:position, -:position)
 RETURNING attempts, id < 0;
 
@@ -206,11 +206,13 @@ INSERT INTO procession_messages
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: remember_id
--- recent_ids' primary key: nothing is returned for an id sent within the window.
-INSERT INTO procession_recent_ids (queue, message_id, sent_ms)
-VALUES (:queue, :message_id, :now)
-ON CONFLICT (queue, message_id) DO UPDATE SET sent_ms = excluded.sent_ms
-WHERE sent_ms <= :now - :window
+-- recent_ids' primary key: nothing is returned for an id sent within the window, unless it comes
+-- with another body: that is a conflict, which its consumer must see.
+INSERT INTO procession_recent_ids (queue, message_id, sent_ms, body_hash)
+VALUES (:queue, :message_id, :now, :body_hash)
+ON CONFLICT (queue, message_id) DO UPDATE
+SET sent_ms = excluded.sent_ms, body_hash = excluded.body_hash
+WHERE sent_ms <= :now - :window OR body_hash <> excluded.body_hash
 RETURNING 1;
 
 -- name: forget_ids
@@ -510,7 +512,8 @@ SELECT
 -- name: purge_message
 -- A range of messages, filtered: a rare command.
 DELETE FROM procession_messages
-WHERE message_id = :key AND (id > :low AND id < :high OR id < -:low AND id > -:high);
+WHERE message_id = :key AND (id > :low AND id < :high OR id < -:low AND id > -:high)
+RETURNING session, id < 0 AND due_ms IS NULL;
 
 -- name: purge_inbox
 -- inbox_key.
@@ -539,8 +542,8 @@ DELETE FROM procession_dead_letters WHERE subscription = :subscription AND sessi
 
 -- name: purge_session_row
 -- Sessions' primary key.
-DELETE FROM procession_sessions
-WHERE subscription = :subscription AND key = :session AND holder IS NULL;
+UPDATE procession_sessions SET held = 0
+WHERE subscription = :subscription AND key = :session;
 
 -- name: sessions
 -- A range of messages, grouped: for people, not for lanes.

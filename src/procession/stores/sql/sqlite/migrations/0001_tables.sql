@@ -129,6 +129,7 @@ CREATE TABLE procession_recent_ids (
     queue      TEXT NOT NULL,
     message_id BLOB NOT NULL,
     sent_ms    INTEGER NOT NULL,
+    body_hash  BLOB NOT NULL,
     PRIMARY KEY (queue, message_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX procession_recent_ids_sent ON procession_recent_ids (queue, sent_ms);
