@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -41,6 +42,7 @@ from procession.stores.sqlite import SqliteStore
 from procession.telemetry import Event, Instrument, Instruments, LogInstrument
 
 SEND_CHUNK = 1_000
+LOGGER = logging.getLogger("procession")
 STORE_VARIABLE = "PROCESSION_STORE"
 AlertHook = Callable[[Mapping[str, Any]], object]
 
@@ -665,6 +667,10 @@ class _AlertHooks:
         self._hooks = hooks
 
     def emit(self, event: Event, fields: dict[str, Any]) -> None:
-        if event is Event.ALERT:
-            for hook in self._hooks:
+        if event is not Event.ALERT:
+            return
+        for hook in self._hooks:
+            try:
                 hook(fields)
+            except Exception:  # one hook's fault must not keep the alert from the next
+                LOGGER.exception("an alert hook failed")
