@@ -22,7 +22,7 @@ class Wrapped:
 
 
 class Store(Wrapped):
-    lane_of = workers_of = dead_letters_of = publisher_of = Wrapped
+    lane_of = workers_of = dead_letters_of = publisher_of = upkeep_of = Wrapped
 
     @classmethod
     def prepare(cls, monkeypatch):
@@ -39,6 +39,9 @@ class Store(Wrapped):
 
     async def publisher(self):
         return self.publisher_of(await self.inner.publisher())
+
+    async def upkeep(self):
+        return self.upkeep_of(await self.inner.upkeep())
 
 
 class Sound(Store):
@@ -324,6 +327,24 @@ class ReplaysConflicts(Store):
     class dead_letters_of(Wrapped):  # noqa: N801
         async def replay(self, number, *, by, as_new=None):
             await self.inner.replay(number, by=by, as_new=as_new or b"m1")
+
+
+class ForgetsTooEarly(Store):
+    """A key is forgotten whatever its retention."""
+
+    class upkeep_of(Wrapped):  # noqa: N801
+        async def prune(self, *, retention_ms, resend_horizon_ms, limit):
+            return await self.inner.prune(retention_ms=-1, resend_horizon_ms=-1, limit=limit)
+
+
+class ForgetsWhatWaits(Store):
+    """A key is forgotten although its producer may send it again."""
+
+    class upkeep_of(Wrapped):  # noqa: N801
+        async def prune(self, *, retention_ms, resend_horizon_ms, limit):
+            return await self.inner.prune(
+                retention_ms=retention_ms, resend_horizon_ms=-retention_ms * 1_000, limit=limit
+            )
 
 
 # Sources, on the broker in memory.

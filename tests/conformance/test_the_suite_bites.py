@@ -65,6 +65,8 @@ STORES = [
     (broken.CannotBeInterrupted, "after_an_interruption_nothing_of_the_handler_has_effect", BOTH),
     (broken.ReplaysInSilence, "a_replay_is_queued_once_however_often_it_is_asked_for", BOTH),
     (broken.ReplaysConflicts, "a_conflict_is_replayed_under_a_new_key_alone", BOTH),
+    (broken.ForgetsTooEarly, "a_key_is_remembered_for_its_retention_and_then_forgotten", BOTH),
+    (broken.ForgetsWhatWaits, "a_key_stays_while_an_older_message_of_its_queue_waits", BOTH),
 ]
 SOURCES = [
     (broken.SettlesOnReceipt, "what_was_not_settled_comes_again_when_its_lock_has_ended"),

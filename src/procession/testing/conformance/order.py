@@ -4,6 +4,8 @@ comes late or is taken over; and what waits delays nobody else.
 
 from __future__ import annotations
 
+import pytest
+
 from procession.abc import Changes, Hold, Topology
 from procession.abc import QueueDeclaration as Declaration
 from procession.message import KEYLESS
@@ -279,8 +281,7 @@ class Order(StoreHooks):
 
     def test_a_late_commit_with_a_smaller_number_is_not_lost(self, stage: Stage) -> None:
         if not stage.features.concurrent_batches:
-            # Here the same comes from a rollback, or from a scheduled message, see above.
-            return
+            pytest.skip("numbers are drawn in the order of the commits; see the scheduled messages")
         stage.send("m1", session="s")
         slow, reader = stage.lane(), stage.lane(consumer=OTHER_CONSUMER)
         changes = stage.changes(stage.take(slow))

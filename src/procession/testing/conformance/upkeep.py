@@ -1,4 +1,4 @@
-"""Upkeep forgets what nothing can ask for any more, and nothing else; a purge erases all."""
+"""Upkeep forgets what nothing can ask for any more, and nothing else; a purge erases all of it."""
 
 from __future__ import annotations
 
