@@ -126,10 +126,10 @@ def arm(point: str, passes: int) -> None:  # noqa: C901  a list of points
     def around(name: str, *, before: bool, on: type = SqliteLane) -> None:
         real = getattr(on, name)
 
-        async def struck(self: Any, *arguments: Any) -> Any:
+        async def struck(self: Any, *arguments: Any, **named: Any) -> Any:
             if before:
                 strike()
-            result = await real(self, *arguments)
+            result = await real(self, *arguments, **named)
             if not before:
                 strike()
             return result

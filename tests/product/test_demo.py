@@ -337,6 +337,21 @@ def test_workers_that_cannot_start_end_the_demo_with_their_own_words(
     assert "No module named procession.demo.no_such_worker" in capsys.readouterr().err
 
 
+def test_workers_that_fail_for_ever_are_told_with_their_fault(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(run, "WORKER_MODULE", "tests.product.faulty_worker")
+    monkeypatch.setattr(run, "STALL_S", 2.0)
+
+    assert main(["--data", str(data), "--mode", "convoy"]) == 1
+
+    told = capsys.readouterr()
+    assert "a lane of split pauses: NameError: no such name" in told.out
+    assert "nothing has ended for 2 s" in told.err
+    assert "split: 4 waiting" in told.err
+
+
 def test_what_cannot_be_done_is_refused_before_anything_is_sent(
     tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

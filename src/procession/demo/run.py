@@ -251,6 +251,8 @@ class Loop:
         for event in self._fleet.poll():
             if event["event"] == Event.LANE_HUNG:
                 self._voice.say(f"a handler of {event['consumer']} hangs: {event['key']}")
+            elif event["event"] == Event.STORE_UNAVAILABLE:
+                self._voice.say(f"a lane of {event['consumer']} pauses: {event['error']}")
             elif "instead_of" in event:
                 self.takeovers += 1
                 self._voice.say(

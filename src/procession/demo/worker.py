@@ -1,7 +1,8 @@
 """One worker process of the demo: runs all consumers until told to stop, or until it is killed.
 
-Tells its parent over standard output, a JSON line each, under which name it works and what hangs.
-Of its messages it tells nothing: what it was about to tell when it was killed would be lost.
+Tells its parent over standard output, a JSON line each, under which name it works, what hangs, and
+why it pauses. Of its messages it tells nothing: what it was about to tell when it was killed would
+be lost.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any, Final
 from procession import Event
 from procession.demo.app import build_app
 
-_TOLD: Final = {Event.WORKER_STARTED, Event.LANE_HUNG}
+_TOLD: Final = {Event.WORKER_STARTED, Event.LANE_HUNG, Event.STORE_UNAVAILABLE}
 _TEXT_CHARS: Final = 300
 
 
