@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check unit test others bench soak clean
+.PHONY: help demo check unit services test others bench soak clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -34,18 +34,22 @@ check: $(ENV) ## Lint, format, types, imports
 unit: $(ENV) ## Run the quick tests
 	.venv/bin/pytest -n auto $(QUICK)
 
-test: check ## Check, run all tests but soak, then the quick ones on every other Python found
+services: ## Install and start the servers that tests and benchmarks need
+	@scripts/services up
+
+test: check services ## Check, run all tests but soak, then the quick ones on every other Python found
 	.venv/bin/pytest -n 2 -m "not soak"
 	@$(MAKE) --no-print-directory others
 
-bench: $(ENV) ## Run the benchmarks (BENCH=name STORE=name ARGS="…")
+bench: $(ENV) services ## Run the benchmarks (BENCH=name STORE=name ARGS="…")
 	@.venv/bin/python -m bench $(if $(BENCH),--bench $(BENCH)) $(if $(STORE),--store $(STORE)) $(ARGS)
 
-soak: $(ENV) ## Run the tests that take minutes
+soak: $(ENV) services ## Run the tests that take minutes
 	.venv/bin/pytest -m soak --timeout 3600
 
 clean: ## Remove environments, caches and builds
-	rm -rf .venv .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	-scripts/services clean
+	rm -rf .services .venv .venvs build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # Part of `test`. Where pyenv is used, a version that is installed but not selected counts as found.

@@ -74,6 +74,21 @@ class Contention(TransientError):
     """Another transaction was in the way; the batch was rolled back and runs again."""
 
 
+class DeferredWriteFailed(TransientError):
+    """A deferred statement of an earlier handler of the batch failed, which was seen later; the
+    batch was rolled back. Its cause is the driver's own error.
+
+    Args:
+        run: the place in the batch of the handler whose statement it was, from 0.
+        cause: the driver's error.
+    """
+
+    def __init__(self, run: int, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.run = run
+        self.__cause__ = cause
+
+
 class KeyWaits(TransientError):
     """The key's message is held for another run, or in progress elsewhere: no effect yet."""
 

@@ -26,7 +26,7 @@ from procession.abc.records import (
     Topology,
     WorkerRecord,
 )
-from procession.errors import StoreUnavailable
+from procession.errors import TransientError
 from procession.message import Delivery, Outgoing
 
 __all__ = [
@@ -137,8 +137,11 @@ class Sql(Protocol):
             touch this package's own tables.
     """
 
-    doomed: BaseException | None
-    lost: StoreUnavailable | None
+    @property
+    def doomed(self) -> BaseException | None: ...
+
+    @property
+    def lost(self) -> TransientError | None: ...
 
     def execute(self, statement: str, parameters: Mapping[str, Any]) -> Rows: ...
 

@@ -36,6 +36,7 @@ from procession.errors import ConfigurationError
 from procession.flows import dead_letters as operators
 from procession.message import Outgoing
 from procession.runtime.drive import drive
+from procession.runtime.health import served
 from procession.runtime.worker import Worker
 from procession.stores.memory import MemoryStore
 from procession.stores.sqlite import SqliteStore
@@ -469,9 +470,21 @@ class App:
             lifespan=self.ready_handlers,
         )
 
-    def run(self) -> None:
-        """Work in this process until SIGTERM or SIGINT, then stop in good order."""
-        self.worker().run()
+    def run(self, *, health_port: int | None = None, health_host: str | None = None) -> None:
+        """Work in this process until SIGTERM or SIGINT, then stop in good order.
+
+        Args:
+            health_port: serve `/live` and `/ready` there; by default at the port that the
+                environment variable `PROCESSION_HEALTH_PORT` names, or not at all.
+            health_host: the address to listen at; by default `PROCESSION_HEALTH_HOST`, or this
+                host alone.
+
+        Raises:
+            ConfigurationError: there is no consumer, or the port is none or is taken.
+        """
+        worker = self.worker()
+        with served(worker, port=health_port, host=health_host):
+            worker.run()
 
     def __enter__(self) -> Self:
         """Work on threads of this process while the block runs, beside the program's own code."""
@@ -498,7 +511,7 @@ class App:
     def health(self) -> Mapping[str, Any]:
         """Return the health of the worker that `with app:` runs; see `Worker.health`."""
         if self._running is None:
-            return {"live": False, "ready": False, "lanes": []}
+            return {"live": False, "ready": False, "why": ["no worker runs here"], "lanes": []}
         return self._running.health()
 
     # Looking.
@@ -649,10 +662,21 @@ class App:
             return SqliteStore(url, settings=self.settings, prefix=self._table_prefix)
         if scheme == "memory":
             return MemoryStore(settings=self.settings)
+        if scheme in ("postgresql", "postgres"):
+            return self._make_postgres(url)
         raise ConfigurationError(
-            f"store {url!r}: write sqlite:///file.db (relative), sqlite:////file.db (absolute), or "
-            "memory:// for tests"
+            f"store {url!r}: write sqlite:///file.db (relative), sqlite:////file.db (absolute), "
+            "postgresql://user:password@host/database, or memory:// for tests"
         )
+
+    def _make_postgres(self, url: str) -> Store:
+        try:
+            from procession.stores.postgres import PostgresStore  # noqa: PLC0415  an extra
+        except ImportError as error:
+            raise ConfigurationError(
+                "a store on PostgreSQL needs psycopg: pip install 'procession[postgres]'"
+            ) from error
+        return PostgresStore(url, settings=self.settings, prefix=self._table_prefix)
 
     @property
     def database(self) -> Path | None:

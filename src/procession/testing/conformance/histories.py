@@ -24,7 +24,7 @@ IDLE_LOOKS = 20
 class Histories(StoreHooks):
     """Many lanes, many sessions, one seed."""
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(6))
     def test_whatever_happens_each_session_keeps_its_order_and_nothing_is_lost(
         self, stage: Stage, seed: int
     ) -> None:

@@ -65,6 +65,7 @@ class StoreHooks:
             it must be far longer than a few statements; with a test clock any number will do.
         own_table: a table of the store, which no handler may write.
         misuses: statements that a handler may not run.
+        drivers_insert: an INSERT of a name into the tests' table as the store's driver takes it.
         ender: an INSERT of the name `taken`, a second time, that ends the whole transaction with
             its error (as SQLite's OR ROLLBACK does); "" where there is no such statement.
         slow_statement: a statement that runs for many seconds; "" where none is to be tried.
@@ -79,6 +80,7 @@ class StoreHooks:
         f"DROP TABLE {TABLE}",
         "CREATE TABLE conformance_more (number INTEGER)",
     )
+    drivers_insert = f"INSERT INTO {TABLE} (name) VALUES (:name)"  # noqa: S608
     ender = ""
     slow_statement = ""
 
