@@ -182,9 +182,9 @@ class Flush:
         lane = self._lane
         ends = {d.position for d in self._changes.removed if d.lock is None}
         left: dict[bytes, int] = {}
-        for number, read in lane._reads.items():
-            if number not in ends and read.session:
-                left[read.session] = min(number, left.get(read.session, number))
+        for number, (session, _) in lane._reads.items():
+            if number not in ends and session:
+                left[session] = min(number, left.get(session, number))
         return left
 
     def _ended_sessions(self) -> set[bytes]:
@@ -193,8 +193,8 @@ class Flush:
         for delivery in self._changes.removed:
             if delivery.lock is None:
                 read = lane._reads.get(delivery.position)
-                if read is not None and read.session:
-                    found.add(read.session)
+                if read is not None and read[0]:
+                    found.add(read[0])
         return found
 
     # The rest.
@@ -306,7 +306,7 @@ class Flush:
                 own_session=session,
                 attempts=hold.attempts,
                 errors=_text(delivery.errors),
-                session=read.session if read else session,
+                session=read[0] if read else session,
                 number=delivery.position,
             )
             self._check(functools.partial(_held, delivery))
@@ -321,11 +321,11 @@ class Flush:
             reads = [lane._reads.get(delivery.position) for delivery in removed]
             lane._send(
                 "remove",
-                places=place_array([read.place for read in reads if read is not None]),
+                places=place_array([read[1] for read in reads if read is not None]),
                 numbers=int_array([delivery.position for delivery in removed]),
             )
             self._check(lambda found: _all_removed(found, len(removed)))
-            ended = {read.session for read in reads if read is not None}
+            ended = {read[0] for read in reads if read is not None}
             tokens = [token for token in lane._reading.tokens if token[0] in ended]
             if tokens:
                 lane._send_forget(tokens)
@@ -385,8 +385,8 @@ def _committed(
     ended: dict[bytes, int] = {}
     for delivery in removed:
         read = lane._reads.pop(delivery.position, None)
-        if read is not None and read.session:
-            ended[read.session] = max(ended.get(read.session, 0), delivery.position)
+        if read is not None and read[0]:
+            ended[read[0]] = max(ended.get(read[0], 0), delivery.position)
     for key in trusted:
         if key in lane._owned:
             lane._owned[key].suspicion = 0
@@ -394,9 +394,9 @@ def _committed(
     for key in give_up:
         lane._forget(key)
     left: dict[bytes, int] = {}
-    for number, read in lane._reads.items():
-        if read.session:
-            left[read.session] = min(number, left.get(read.session, number))
+    for number, (session, _) in lane._reads.items():
+        if session:
+            left[session] = min(number, left.get(session, number))
     _advance(lane, reading, ended, left)
     for key in takes:
         lane._owned[key].waits = True

@@ -76,7 +76,7 @@ class Guard:
     def __init__(self, connection: Connection, wire: Wire, prefix: str) -> None:
         self._connection = connection
         self._wire = wire
-        self._binder = Binder(connection)
+        self._bind = Binder(connection).bind
         self._prefix = prefix.upper()
         self._texts: Callable[[str], tuple[bytes, tuple[str, ...]]] = lru_cache(1_000)(self._read)
         self._run = -1
@@ -182,7 +182,7 @@ class Guard:
             self.doomed = self.doomed or error
             raise
         try:
-            values, types, formats = self._binder.bind([parameters[name] for name in names])
+            values, types, formats = self._bind([parameters[name] for name in names])
         except (KeyError, psycopg.Error, TypeError, ValueError, UnicodeError) as error:
             fault = error
             if isinstance(error, KeyError):
@@ -217,6 +217,8 @@ class Guard:
         return failed.error
 
     def _check_open(self) -> None:
+        if self.is_open and self.lost is None and self._wire.is_on:
+            return
         if self.lost is not None:
             raise self.lost
         if not self.is_open:

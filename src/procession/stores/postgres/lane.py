@@ -34,7 +34,7 @@ from procession.message import Delivery
 from procession.stores.postgres.connection import Place, local_settings, ours
 from procession.stores.postgres.flush import Flush
 from procession.stores.postgres.guard import ENDED, OURS, Guard
-from procession.stores.postgres.owned import Owned, Read, session_of
+from procession.stores.postgres.owned import Owned, session_of
 from procession.stores.postgres.reading import FULL_LOOK_S, Reader
 from procession.stores.postgres.wire import Result, StatementFailed, bytes_array, text_array
 
@@ -206,7 +206,7 @@ class PostgresLane(Reader):
         """See `Lane.begin_attempt`."""
         self._check_usable()
         read = self._reads.get(delivery.position)
-        stored = read.session if read is not None else delivery.session or b""
+        stored = read[0] if read is not None else delivery.session or b""
         session = session_of(delivery)
         holder = self._new_holder()
         self._begin_short(durable=True)
@@ -229,7 +229,7 @@ class PostgresLane(Reader):
         if before is not None:
             mine.cursor, mine.kept, mine.waits = before.cursor, before.kept, before.waits
         self._own(session, mine)
-        self._reads[delivery.position] = Read(session, b"")
+        self._reads[delivery.position] = (session, b"")
         delivery.session = session
         delivery.attempts = attempts
         return delivery.attempts
@@ -301,7 +301,7 @@ class PostgresLane(Reader):
     async def fetch_one(self, position: int) -> Delivery | None:
         """See `Lane.fetch_one`."""
         read = self._reads.get(position)
-        keys = sorted(self._owned) if read is None else [read.session]
+        keys = sorted(self._owned) if read is None else [read[0]]
         mine = [key for key in keys if key in self._owned]
         self._send(
             "fetch_one",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from procession.message import KEYLESS, Delivery
 
@@ -30,11 +30,9 @@ class Owned:
         self.waits = False
 
 
-class Read(NamedTuple):
-    """Where a delivery was read: its session ("" for none) and its row's place."""
-
-    session: bytes
-    place: bytes
+# Where a delivery was read: its session (empty for none), and its row's place. A plain tuple: one is
+# made for each message.
+Read: TypeAlias = tuple[bytes, bytes]
 
 
 class Reading(NamedTuple):

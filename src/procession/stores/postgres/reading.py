@@ -392,7 +392,7 @@ class Reader:
     def _delivery(self, row: tuple[Any, ...], session: bytes) -> Delivery:
         (_, place, number, message_id, type_, format_, body, headers, sent_ms, expires_ms,
          attempts, errors, replay_of, state, fingerprint) = row  # fmt: skip
-        self._reads[number] = Read(session, place)
+        self._reads[number] = (session, place)
         return Delivery(
             number, session or None, message_id, type_, format_, body, headers, sent_ms,
             expires_ms, attempts, errors, replay_of, state, fingerprint,

@@ -11,7 +11,7 @@ import select
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 from psycopg import errors, pq
@@ -80,6 +80,9 @@ class Wire:
     Args:
         connection: idle, in autocommit; nobody else uses it while the pipeline is on.
         named: whether statements may be prepared by name: not behind a pooler.
+
+    Attributes:
+        is_on: the connection is in pipeline mode.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], *, named: bool) -> None:
@@ -97,21 +100,19 @@ class Wire:
         self._poll_both = select.poll()
         self._poll_both.register(self._pg.socket, select.POLLIN | select.POLLOUT)
         self._pg.nonblocking = 1
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the connection is in pipeline mode."""
-        return self._pg.pipeline_status != pq.PipelineStatus.OFF
+        self.is_on = False
 
     def on(self) -> None:
         """Enter pipeline mode."""
         if not self.is_on:
             self._pg.enter_pipeline_mode()
+            self.is_on = True
 
     def off(self) -> None:
         """Leave pipeline mode, with nothing pending: the driver's own methods work then."""
         if self.is_on:
             self._pg.exit_pipeline_mode()
+            self.is_on = False
 
     @property
     def status(self) -> pq.TransactionStatus:
@@ -171,21 +172,20 @@ class Wire:
         failed: StatementFailed | None = None
         waiting = self._waiting
         self._flush()
+        is_busy, get_result = pg.is_busy, pg.get_result
         while waiting:
             tag, keep = waiting.popleft()
-            result = self._next()
+            result = self._next() if is_busy() else get_result()
             if result is None:
                 raise self._lost()
             status = result.status
             if status in _OK_NUMBERS:
                 if keep:
                     kept.append(Result(result, self._transformer))
-            elif status == _ABORTED:
-                pass
-            elif failed is None:
+            elif status != _ABORTED and failed is None:
                 failed = StatementFailed(tag, error_of(result))
             # Each statement's results end with a None.
-            while self._next() is not None:
+            while (self._next() if is_busy() else get_result()) is not None:
                 pass
         end = self._next()
         if end is None or end.status != _SYNC:
@@ -250,19 +250,17 @@ class Binder:
         formats: list[int] = []
         for value in values:
             kind = type(value)
-            if kind is str:
+            if kind is int and -_INT4 <= value < _INT4:
+                bound.append(b"%d" % value)
+                types.append(_OID_INT4)
+                formats.append(TEXT)
+            elif kind is str:
                 bound.append(value.encode())
                 types.append(0)
                 formats.append(TEXT)
             elif kind is int:
                 bound.append(b"%d" % value)
-                types.append(
-                    _OID_INT4
-                    if -_INT4 <= value < _INT4
-                    else _OID_INT8
-                    if -_INT8 <= value < _INT8
-                    else _OID_NUMERIC
-                )
+                types.append(_OID_INT8 if -_INT8 <= value < _INT8 else _OID_NUMERIC)
                 formats.append(TEXT)
             elif value is None:
                 bound.append(None)
@@ -294,19 +292,19 @@ _HEAD = struct.Struct("!iiiii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
 _EMPTY = struct.Struct("!iii")
+_INT8_VALUE = struct.Struct("!q")
 
 
 def _array(oid: int, elements: Sequence[bytes | None]) -> bytes:
     if not elements:
         return _EMPTY.pack(0, 0, oid)
-    parts = [_HEAD.pack(1, 1, oid, len(elements), 1)]
     pack = _LENGTH.pack
-    for element in elements:
-        if element is None:
-            parts.append(_NULL)
-        else:
-            parts.append(pack(len(element)))
-            parts.append(element)
+    parts = [_HEAD.pack(1, 1, oid, len(elements), 1)]
+    parts += [
+        part
+        for element in elements
+        for part in ((_NULL,) if element is None else (pack(len(element)), element))
+    ]
     return b"".join(parts)
 
 
@@ -327,8 +325,16 @@ def place_array(values: Sequence[bytes]) -> bytes:
 
 def int_array(values: Sequence[int | None]) -> bytes:
     """Return a `bigint[]`."""
-    pack = struct.Struct("!q").pack
-    return _array(20, [None if value is None else pack(value) for value in values])
+    if None in values:
+        pack = _INT8_VALUE.pack
+        return _array(20, [None if value is None else pack(value) for value in values])
+    number = len(values)
+    if not number:
+        return _EMPTY.pack(0, 0, 20)
+    # All at once: each element is its length, 8, and its value.
+    pairs = [8] * (2 * number)
+    pairs[1::2] = cast("Sequence[int]", values)
+    return _HEAD.pack(1, 1, 20, number, 1) + struct.pack("!" + "iq" * number, *pairs)
 
 
 def bool_array(values: Sequence[bool | None]) -> bytes:

@@ -12,10 +12,10 @@ import os
 import sqlite3
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from procession.errors import (
     ConfigurationError,
@@ -39,8 +39,10 @@ _CONTENTION = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _UNAVAILABLE = {
     sqlite3.SQLITE_FULL: "the disk, or the database's page limit, is full: free some space",
     sqlite3.SQLITE_IOERR: "reading or writing the file failed: check the disk",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check its path and permissions",
-    sqlite3.SQLITE_READONLY: "the file or its folder cannot be written: check the permissions",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: check its path and permissions, "
+    "and those of its -wal and -shm files",
+    sqlite3.SQLITE_READONLY: "the file or its folder cannot be written: check the "
+    "permissions, and those of its -wal and -shm files",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup",
     sqlite3.SQLITE_PROTOCOL: "the locking protocol failed: the file must be on a local disk",
     sqlite3.SQLITE_NOMEM: "memory ran out",
@@ -57,12 +59,59 @@ class Place:
             one; OFF is for tests.
         foreign_keys: whether handlers' statements are held to foreign keys. Default: they are.
         busy_s: how long to wait for a foreign lock, seconds.
+        file: device and number of the file that the store opened first, so that no other one, and
+            no fresh and empty one, is ever taken for it; None until then.
     """
 
     path: Path
     synchronous: str = "FULL"
     foreign_keys: bool = True
     busy_s: float = 5.0
+    file: tuple[int, int] | None = None
+
+    def settled(self) -> Place:
+        """Return the place as that of the very file that is there now.
+
+        Raises:
+            StoreUnavailable: there is none.
+        """
+        found = self._found()
+        if found is None:
+            raise StoreUnavailable(f"database {self.path} is gone: it was moved or deleted")
+        return replace(self, file=found)
+
+    def check(self) -> None:
+        """Refuse to go on where the file is another one than at first, or gone: whatever is
+        written to an unlinked file is lost, and a fresh one knows of nothing that was done.
+
+        Raises:
+            StoreUnavailable: so it is; it passes when the file is back.
+        """
+        if self.file is None:
+            return
+        found = self._found()
+        if found == self.file:
+            return
+        if found is None:
+            raise StoreUnavailable(
+                f"database {self.path} is gone: it was moved or deleted while in use. Nothing is "
+                "made in its place; put it back with its -wal file, or restart to begin a new one"
+            )
+        raise StoreUnavailable(
+            f"database {self.path} is another file than the one that was opened: it was replaced "
+            "while in use. Put the first one back, or restart to work on this one"
+        )
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116  in every transaction, and quicker
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnavailable(
+                f"database {self.path} cannot be reached: {error.strerror}"
+            ) from error
+        return found.st_dev, found.st_ino
 
     @staticmethod
     def of_url(url: str, *, busy_s: float = 5.0) -> Place:
@@ -145,19 +194,24 @@ def ours(error: sqlite3.Error, what: str) -> ProcessionError | None:
 
 
 def connect(place: Place) -> sqlite3.Connection:
-    """Open a connection that begins and commits only when told to.
+    """Open a connection that begins and commits only when told to. The file is made only where the
+    place is not settled yet.
 
     Raises:
-        StoreUnavailable: the file cannot be opened, written, or is no database.
+        StoreUnavailable: the file cannot be opened or written, or is not the place's.
+        ConfigurationError: it is no database.
     """
     if sqlite3.sqlite_version_info < SQLITE_NEEDED:
         raise ConfigurationError(
             f"this Python brings SQLite {sqlite3.sqlite_version}; Procession needs 3.37 or newer "
             "(STRICT tables)"
         )
+    place.check()
+    mode = "rwc" if place.file is None else "rw"
     try:
         connection = sqlite3.connect(
-            place.path,
+            f"file:{quote(os.fsencode(place.path))}?mode={mode}",
+            uri=True,
             timeout=0,
             isolation_level=None,
             check_same_thread=False,
@@ -209,8 +263,9 @@ class Turnstile:
 
         Raises:
             TransactionMisuse: this thread has one open: it would wait for itself.
-            StoreUnavailable: it stayed locked, or cannot be written.
+            StoreUnavailable: it stayed locked, cannot be written, or is not the place's file.
         """
+        self._place.check()
         self._refuse_to_wait_for_ourselves()
         inside = self._enter()
         try:
@@ -274,8 +329,7 @@ class Turnstile:
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise StoreUnavailable(
-                f"{path} cannot be opened ({error.strerror}): the folder of the database must be "
-                "writable"
+                f"{path} cannot be opened ({error.strerror}): it and its folder must be writable"
             ) from error
 
     def close(self) -> None:

@@ -28,10 +28,20 @@ def schema_version(connection: sqlite3.Connection, prefix: str, where: object) -
             return 0
         row = connection.execute(f"SELECT value FROM {prefix}meta WHERE name = 'schema'").fetchone()
     except sqlite3.DatabaseError as error:
-        raise ours(error, f"database {where}") or ConfigurationError(
-            f"database {where} cannot be read ({error}): check the path"
-        ) from error
-    return _known(0 if row is None else int(row[0]), where)
+        raise ours(error, f"database {where}") or not_ours(prefix, where, error) from error
+    try:
+        return _known(0 if row is None else int(row[0]), where)
+    except (TypeError, ValueError) as error:
+        raise not_ours(prefix, where, error) from error
+
+
+def not_ours(prefix: str, where: object, fault: Exception) -> ConfigurationError:
+    """Return the error for tables that are named like ours and are not as ours are."""
+    return ConfigurationError(
+        f"database {where}: what is named {prefix}… there is not Procession's, or was changed by "
+        f"another program ({fault}). Nothing was changed: check the path, restore the database, or "
+        "give Procession's tables another name with table_prefix="
+    )
 
 
 def _known(version: int, where: object) -> int:
@@ -46,11 +56,17 @@ def _known(version: int, where: object) -> int:
 def bring_up_to_date(connection: sqlite3.Connection, prefix: str, where: object) -> None:
     """Run the migrations that are missing, inside an open write transaction: another process may
     have been first while this one waited for its turn.
+
+    Raises:
+        ConfigurationError: as `schema_version`, or a name is taken.
     """
     version = schema_version(connection, prefix, where)
     for number, _, text in migrations(prefix):
         if number > version:
-            _run_script(connection, text)
+            try:
+                _run_script(connection, text)
+            except sqlite3.DatabaseError as error:
+                raise ours(error, f"database {where}") or not_ours(prefix, where, error) from error
 
 
 def _run_script(connection: sqlite3.Connection, text: str) -> None:

@@ -57,7 +57,8 @@ class SqliteStore:
         self, url: str, *, settings: Settings | None = None, prefix: str = DEFAULT_PREFIX
     ) -> None:
         self._settings = settings or Settings()
-        self._place = Place.of_url(url, busy_s=self._settings.busy_ms / 1000)
+        self._named = Place.of_url(url, busy_s=self._settings.busy_ms / 1000)
+        self._place = self._named
         self._prefix = check_prefix(prefix)
         self._main: Transactions | None = None
         self._subscriptions: dict[str, int] = {}
@@ -69,9 +70,10 @@ class SqliteStore:
 
     async def open(self, *, migrate: Literal["auto", "check"] = "auto") -> None:
         """See `Store.open`."""
-        main = Transactions(self._place, self._prefix)
+        main = Transactions(self._named, self._prefix)
         try:
             self._bring_up_to_date(main, migrate)
+            self._place = self._named.settled()
         except BaseException:
             await main.close()
             raise
@@ -154,6 +156,7 @@ class SqliteStore:
     def _opened(self) -> Transactions:
         if self._main is None:
             raise ConfigurationError("the store is not open: call open() first")
+        self._place.check()
         return self._main
 
     def _bring_up_to_date(self, main: Transactions, migrate: Literal["auto", "check"]) -> None:
@@ -177,8 +180,8 @@ class SqliteStore:
             StoreUnavailable: the file cannot be opened.
         """
         version = 0
-        if self._place.path.exists():
-            connection = connect(self._place)
+        if self._named.path.exists():
+            connection = connect(self._named)
             try:
                 version = schema_version(connection, self._prefix, self._place.path)
             finally:
