@@ -268,6 +268,15 @@ class Lane(Protocol):
         """Return whether there may be work since the last call; cheap, and without a lock."""
         ...
 
+    async def doze(self) -> bool:
+        """Wait for a short while for a sign of work, where the store gives signs; return False at
+        once where it gives none: then whoever waits looks again by itself.
+
+        Called after `changed` has said no. A sign may come for nothing, or be missed: `changed`
+        alone knows.
+        """
+        ...
+
     def interrupt(self) -> None:
         """Take the connection away from a handler that hangs, from another thread.
 

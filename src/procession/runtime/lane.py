@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -46,6 +47,7 @@ class LaneThread(threading.Thread):
         memory: what the lane knows; the watchdog reads `current` and `since_s`.
         abandoned: its connection was taken from it; whatever it does has no effect.
         unavailable: why it waits, while the store cannot be used; else "".
+        batch_since_s: since when it is in its present batch, by `time.monotonic`; None between two.
     """
 
     def __init__(  # noqa: PLR0913  wired by the worker alone
@@ -78,6 +80,7 @@ class LaneThread(threading.Thread):
         self._flow: Consume | None = None
         self.abandoned = False
         self.unavailable = ""
+        self.batch_since_s: float | None = None
         self.memory = LaneMemory(
             settings=settings,
             clock=HostClock(),
@@ -122,9 +125,11 @@ class LaneThread(threading.Thread):
     def _work(self, runner: asyncio.Runner | None) -> None:
         pause_s = 0.0
         while not self._stopping.is_set():
+            self.batch_since_s = time.monotonic()
             try:
                 flow = self._flow or self._build()
                 handled = self._drive(runner, flow.step())
+                self.batch_since_s = None
             except WorkerLost as error:
                 self._instrument.emit(
                     Event.SESSION_LOST, {"consumer": self.consumer.name, "detail": str(error)}
@@ -171,6 +176,7 @@ class LaneThread(threading.Thread):
 
     def _pause(self, error: BaseException, last_s: float) -> float:
         """Wait after a fault, twice as long each time, with a fresh connection behind it."""
+        self.batch_since_s = None
         longest_s = self._settings.pause_longest_ms / 1000
         pause_s = min(longest_s, last_s * 2 or self._settings.pause_ms / 1000)
         self.unavailable = f"{type(error).__name__}: {error}"
@@ -195,12 +201,13 @@ class LaneThread(threading.Thread):
             try:
                 if drive(lane.changed()):
                     return
+                if self._source is None and drive(lane.doze()):
+                    continue
             except Exception:  # noqa: BLE001  the next step meets it again, and pauses
                 return
-            if self._source is not None:
-                self._stopping.wait(idle_s)
-                return
             self._stopping.wait(idle_s)
+            if self._source is not None:
+                return
 
     def _close(self) -> None:
         flow, self._flow = self._flow, None

@@ -627,6 +627,9 @@ class MemoryLane:
             return True
         return any(True for _ in self._visible())
 
+    async def doze(self) -> bool:
+        return False
+
     def interrupt(self) -> None:
         with self._store.lock:
             self._interrupted = True

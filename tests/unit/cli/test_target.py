@@ -53,11 +53,11 @@ def test_a_module_that_cannot_be_imported_is_named_with_its_line(shell, text, sa
 
 def test_a_password_in_a_store_url_is_not_told_by_an_error(shell):
     module = shell.write(
-        "from procession import App\napp = App('x', store='postgresql://ada:secret@db/x')"
+        "from procession import App\napp = App('x', store='oracle://ada:secret@db/x')"
     )
     result = shell("status", f"{module}:app")
     assert result.code == 2
-    assert "postgresql://ada:***@db/x" in result.err
+    assert "oracle://ada:***@db/x" in result.err
     assert "secret" not in result.err
 
 

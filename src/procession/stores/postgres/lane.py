@@ -36,6 +36,7 @@ from procession.stores.postgres.flush import Flush
 from procession.stores.postgres.guard import ENDED, OURS, Guard
 from procession.stores.postgres.owned import Owned, session_of
 from procession.stores.postgres.reading import FULL_LOOK_S, Reader
+from procession.stores.postgres.wakeups import DOZE_S, Sleeper, Waker
 from procession.stores.postgres.wire import Result, StatementFailed, bytes_array, text_array
 
 COMMITTED = b"COMMIT"
@@ -95,6 +96,8 @@ class PostgresLane(Reader):
             settings=settings,
         )
         self._sessions_max = settings.sessions_max
+        self._sleeper = Sleeper(self._wire, subscription)
+        self._waker = Waker()
         self._fresh = True
         self._limit: int | None = None
         self._prefetched: Fetched | None = None
@@ -259,8 +262,10 @@ class PostgresLane(Reader):
         self._guard.renew()
         self._guard.is_open = True
         self._after_commit = []
+        self._targets.clear()
         self._prefetched = None
         self._wire.on()
+        self._sleeper.wake()
         limit, self._limit = self._limit, None
         try:
             if self._fresh:
@@ -359,6 +364,9 @@ class PostgresLane(Reader):
         try:
             guard.end_handlers()
             self._wire.send(b"COMMIT", (), tag=OURS, keep=True)
+            if self._targets and not self._connection.pooled:
+                # Its own transaction, behind the commit.
+                self._waker.send(self._wire, self._targets)
             (ended,) = self._wire.drain()
         except BaseException:
             self._roll_back()
@@ -417,6 +425,16 @@ class PostgresLane(Reader):
             self._look = True
             self._full_look_s = self._keyless_look_s = 0.0
         return bool(changed)
+
+    @_in_turn
+    async def doze(self) -> bool:
+        """See `Lane.doze`. Behind a pooler nobody can be woken: it sleeps for as long."""
+        self._check_usable()
+        if self._connection.pooled:
+            time.sleep(DOZE_S)  # noqa: ASYNC251  a blocking store, on its own thread
+        else:
+            self._sleeper.doze()
+        return True
 
     def interrupt(self) -> None:
         """See `Lane.interrupt`."""
@@ -480,6 +498,7 @@ class PostgresLane(Reader):
         """Begin a transaction of this lane alone. An acceptance that a crash of the server undoes
         is as if it had not been: every connection is lost with it."""
         self._wire.on()
+        self._sleeper.wake()
         if self._fresh:
             self._free_own()
         self._wire.send(b"BEGIN", (), tag=OURS)

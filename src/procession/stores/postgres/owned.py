@@ -30,8 +30,8 @@ class Owned:
         self.waits = False
 
 
-# Where a delivery was read: its session (empty for none), and its row's place. A plain tuple: one is
-# made for each message.
+# Where a delivery was read: its session (empty for none), and the place of its row. A plain tuple:
+# one is made for each message.
 Read: TypeAlias = tuple[bytes, bytes]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import psycopg
@@ -63,7 +64,7 @@ class PostgresStore(SqlStore):
         return SqlPublisher(
             transactions,
             write=self._write_plan,
-            wake=Waker(transactions).wake,
+            wake=functools.partial(Waker().wake, transactions),
         )
 
     async def upkeep(self) -> Upkeep:

@@ -196,6 +196,19 @@ class Wire:
             raise failed
         return kept
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until the server says something unasked, at most this long; return whether it did.
+
+        Raises:
+            psycopg.OperationalError: the connection is lost.
+        """
+        if not self._poll.poll(seconds * 1000):
+            return False
+        self._pg.consume_input()
+        while self._pg.notifies() is not None:
+            pass
+        return True
+
     def _flush(self) -> None:
         pg = self._pg
         while pg.flush():

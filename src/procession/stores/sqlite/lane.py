@@ -371,6 +371,10 @@ class SqliteLane:
             raise ours(error, "looking for work") or error from error
         return self._next_due_ms is not None and self._next_due_ms <= lease_now()
 
+    async def doze(self) -> bool:
+        """See `Lane.doze`: a file gives no sign."""
+        return False
+
     def interrupt(self) -> None:
         """See `Lane.interrupt`."""
         self._interrupted = True
