@@ -146,7 +146,7 @@ class Wire:
                 self._waiting.append((tag, False))
             pg.send_query_prepared(name, values, formats, result_format)
         else:
-            pg.send_query_params(text, values, types, formats, result_format)
+            pg.send_query_params(text, values, types or None, formats, result_format)
         self._waiting.append((tag, keep))
         self._unflushed += 1
         if self._unflushed >= FLUSH_EVERY:
