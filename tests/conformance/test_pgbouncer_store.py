@@ -2,10 +2,10 @@ import itertools
 
 import psycopg
 import pytest
+from tests.services import database
 
 from procession.stores.postgres import PostgresStore
 from procession.testing.conformance import StoreSuite
-from tests.services import database
 
 NUMBERS = itertools.count()
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from procession.abc import Changes, Clock, DeadLetter, Entry, Hold, InboxRow, Lane
 from procession.config import RetryPolicy, Settings
+from procession.core.crowding import Crowd
 from procession.core.inbox import Verdict, judge
 from procession.core.keys import KEY_BYTES_MAX
 from procession.core.retry import GiveUp, RunAgain, after_failure
@@ -95,6 +96,7 @@ class LaneMemory:
         current, since_s: the delivery whose handler runs now and since when, for the watchdog.
         timed_out: the watchdog cancelled the running async handler.
         own_thread: the flow runs in a task that nobody but the watchdog cancels.
+        crowd: the lanes of its consumer, which make way for each other.
     """
 
     def __init__(
@@ -105,8 +107,10 @@ class LaneMemory:
         instrument: Instrument,
         draw: Callable[[], float],
         suspects: Sequence[int] = (),
+        crowd: Crowd | None = None,
     ) -> None:
         self.settings = settings
+        self.crowd = crowd or Crowd(1)
         self.clock = clock
         self.instrument = instrument
         self.draw = draw

@@ -84,7 +84,9 @@ class Consume:
             self._memory.raced.update(d.position for d in self._open_deliveries())
             await self._rolled_back(error)
         except Contention as error:
-            self._size.contended()
+            # Fewer lanes first, then smaller batches.
+            if not self._memory.crowd.contended():
+                self._size.contended()
             await self._rolled_back(error)
         except CommitRefused as refused:
             batch, fault = self._open, refused.__cause__ or refused
@@ -299,6 +301,7 @@ class Consume:
         self._open = None
         self._at_most = min(self._at_most * 2, self._memory.settings.batch_max)
         self._memory.committed(batch.ended)
+        self._memory.crowd.committed()
         self._mine = self._mine - batch.changes.release
         # What was taken into the store has a position of the store now.
         self._memory.to_take.difference_update(brokers_positions)
