@@ -6,12 +6,14 @@ import argparse
 import time
 from collections.abc import Callable
 
+from bench import postgres
 from bench.backlog import backlog
 from bench.failures import failures
 from bench.inbox_size import inbox_size
 from bench.latency import latency
 from bench.measure import Options, Result, show
 from bench.parts import parts
+from bench.pruning import pruning
 from bench.seeing import seeing
 from bench.sending import send_many
 from bench.w import w, w_shared
@@ -26,14 +28,15 @@ BENCHES: dict[str, Callable[[Options], Result]] = {
     "failures": failures,
     "seeing": seeing,
     "inbox-size": inbox_size,
+    "pruning": pruning,
 }
-MINUTES = {"inbox-size"}
-STORES = ("sqlite",)
+MINUTES = {"inbox-size", "pruning"}
+STORES = ("sqlite", "postgres")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--bench", choices=BENCHES, help="only this one")
+    parser.add_argument("--bench", help="only this one")
     parser.add_argument("--store", choices=STORES, default=STORES[0])
     parser.add_argument("--runs", type=int, default=0, help="rounds of each pair (7; quick: 3)")
     parser.add_argument("--quick", action="store_true", help="less of everything: about a minute")
@@ -42,12 +45,15 @@ def main() -> None:
     options = Options(
         store=given.store, runs=given.runs or (3 if given.quick else 7), quick=given.quick
     )
-    names = [given.bench] if given.bench else [n for n in BENCHES if given.full or n not in MINUTES]
+    benches = BENCHES if given.store == "sqlite" else postgres.BENCHES
+    if given.bench and given.bench not in benches:
+        parser.error(f"--bench on {given.store} is one of {', '.join(benches)}")
+    names = [given.bench] if given.bench else [n for n in benches if given.full or n not in MINUTES]
     began = time.monotonic()
     results = []
     for name in names:
         print(f"{name} …", flush=True)
-        results.append(BENCHES[name](options))
+        results.append(benches[name](options))
         results[-1].keep()
     show(results)
     print(f"{time.monotonic() - began:.0f} s; appended to bench/results.jsonl")

@@ -12,7 +12,7 @@ from typing import Any
 from bench.measure import Timing, quiet
 from bench.sqlite import EFFECT, SHARED_EFFECT, check_rows, connect, make_rows
 from bench.workload import Expected, Paid, Sent
-from procession import App, Context, Event, Instrument, RetryPolicy
+from procession import App, Context, Event, Instrument, RetryPolicy, Settings
 from procession.abc import Lane, WorkerRecord
 from procession.flows.batch import LaneMemory
 from procession.flows.consume import Consume
@@ -66,12 +66,14 @@ class Queued:
         *,
         rows: Sequence[str],
         instruments: Iterable[Instrument] = (),
+        settings: Settings | None = None,
     ) -> None:
         self.path = (folder / "queue.db").absolute()
         self.handled = Handled()
         self.app = App(
             "bench",
             store=f"sqlite:///{self.path}",
+            settings=settings,
             retry=RetryPolicy(max_attempts=1),
             instruments=[self.handled, *instruments],
         )

@@ -5,6 +5,7 @@ FULL, write-ahead log, the standard library's driver: what the store uses, too.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,11 @@ ADD = "UPDATE orders SET balance = balance + :amount, n = n + 1"
 ORDER = "disorder = disorder + (last_seq + 1 <> :seq), last_seq = :seq"
 EFFECT = f"{ADD}, {ORDER} WHERE id = :row"
 SHARED_EFFECT = f"{ADD} WHERE id = :row"
+
+
+def by_place(statement: str) -> str:
+    """Return the statement with `?` for each `:name`, in the order of the text."""
+    return re.sub(r":\w+", "?", statement)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -68,11 +74,10 @@ def raw(
     make_rows(connection, row_names(shared=shared))
     make_inbox(connection)
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    # As the reference was measured first: parameters by place, which bind faster than names.
-    effect = (SHARED_EFFECT if shared else EFFECT).replace(":amount", "?1").replace(":row", "?2")
-    effect = effect.replace(":seq", "?3")
+    # The quickest way this driver has: parameters by place, made beforehand.
+    effect, now = by_place(SHARED_EFFECT if shared else EFFECT), int(time.time())
     rows = [
-        ((m.id, int(time.time())), (m.amount, m.row) if shared else (m.amount, m.row, m.seq))
+        ((m.id, now), (m.amount, m.row) if shared else (m.amount, m.seq, m.seq, m.row))
         for m in sent
     ]
     execute = connection.execute

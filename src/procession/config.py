@@ -6,6 +6,7 @@ each default.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -14,8 +15,11 @@ from procession.errors import ConfigurationError
 
 ATTEMPTS_LIMIT = 1_000
 ENVIRONMENT_PREFIX = "PROCESSION_"
-# Variables of the same prefix that mean something else: the command line's target, the store.
-NOT_SETTINGS = frozenset({"app", "store"})
+# Variables of the same prefix that mean something else: the command line's target, the store, and
+# where health and metrics are served.
+NOT_SETTINGS = frozenset(
+    {"app", "store", "health_port", "health_host", "metrics_port", "metrics_host"}
+)
 
 
 def refuse(faults: Iterable[str], what: str) -> None:
@@ -49,8 +53,8 @@ class RetryPolicy:
             faults.append(f"max_attempts is {self.max_attempts}, must be 1 to 1,000")
         if self.first_ms < 0 or self.longest_ms < self.first_ms:
             faults.append("0 <= first_ms <= longest_ms must hold")
-        if self.factor < 1:
-            faults.append(f"factor is {self.factor}, must be at least 1")
+        if not 1 <= self.factor < math.inf:
+            faults.append(f"factor is {self.factor}, must be at least 1, and finite")
         if not 0 <= self.jitter <= 1:
             faults.append(f"jitter is {self.jitter}, must be 0 to 1")
         refuse(faults, "RetryPolicy")
@@ -138,6 +142,14 @@ class Settings:
         return settings
 
     def __post_init__(self) -> None:
+        refuse(
+            (
+                f"{field.name} is {getattr(self, field.name)!r}, must be a whole number"
+                for field in fields(self)
+                if type(getattr(self, field.name)) is not int
+            ),
+            "Settings",
+        )
         if self.renew_ms == 0:
             object.__setattr__(self, "renew_ms", self.lease_ms // 3)
         faults = [

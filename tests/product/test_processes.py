@@ -125,6 +125,32 @@ def test_a_file_that_may_not_be_written_is_a_clear_error(spawn, locked):
     assert "permission" in told or "writable" in told
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user, which needs root")
+@pytest.mark.parametrize("mode", [0o444, 0], ids=["read-only", "unreadable"])
+@pytest.mark.parametrize("name", ["t.db", "t.db-wal", "t.db-shm", "t.db-turnstile"])
+def test_a_file_beside_the_database_that_may_not_be_used_is_a_clear_error_and_nothing_is_lost(
+    spawn, name, mode
+):
+    folder = Path(tempfile.mkdtemp())
+    app = make_app(folder / "t.db")
+    try:
+        app.send("q", {"s": 1, "n": 1})
+        folder.chmod(0o777)
+        for path in folder.iterdir():
+            path.chmod(0o666)
+        (folder / name).chmod(mode)
+        told, errors = spawn("nobody", file=folder / "t.db").communicate(timeout=60)
+        assert [status.waiting for status in app.status() if status.consumer == "c"] == [1]
+        assert sql(app, "PRAGMA integrity_check") == [("ok",)]
+    finally:
+        app.close()
+        shutil.rmtree(folder)
+
+    assert told.startswith("StoreUnavailable"), (told, errors)
+    assert str(folder / "t.db") in told
+    assert "permissions" in told or "must be writable" in told
+
+
 def test_a_disk_that_is_really_full_pauses_the_worker_and_nothing_is_lost(app, spawn, tmp_path):
     flag = tmp_path / "free"
     size = max(path.stat().st_size for path in tmp_path.glob("t.db*"))

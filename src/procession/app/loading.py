@@ -2,7 +2,8 @@
 
 Each line is one message, 1,000 in a transaction, and how far the file was sent is kept in that same
 transaction: whatever happens, each line is sent once. Message ids are the file's name and the
-line's number, or a field, so a file that is sent anew takes no second effect either.
+line's number, or a field, so a file that is sent anew takes no second effect either. A file whose
+sent lines are not what they were is refused: nobody could tell which of its lines are new.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TextIO
+
+import msgspec
 
 from procession.app.application import SEND_CHUNK, App
 from procession.errors import ConfigurationError, MessageError
@@ -24,6 +28,8 @@ from procession.runtime.drive import drive
 
 Make = Callable[[str, str], Outgoing]
 """Makes a message of a JSON text and a message id."""
+SUM_BITS = 32
+_SYNTAX = msgspec.json.Decoder(msgspec.Raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +62,33 @@ def send_file(  # noqa: PLR0913  keyword-only, with defaults
         told: called with the bytes read so far, for a progress bar.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a line is not of its form; the line is
-            named, and what stands before it is sent.
+        ConfigurationError: the file cannot be read, its sent lines were changed, or a line is not
+            of its form; the line is named, and what stands before it is sent.
         MessageError: a message cannot be sent; likewise.
     """
     publisher = app.publisher()
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        # What is no UTF-8 is told with its line, when its turn comes.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             mark = _mark(path, queue)
-            before = 0 if again else drive(publisher.marked(mark))
-            rows = _csv(file, path) if form == "csv" else _lines(file, path)
+            lines = _Lines(file, path)
+            limit = app.settings.payload_max
+            rows = _csv(lines, path, limit) if form == "csv" else _json(lines, path)
+            before = 0 if again else _pass(rows, lines, drive(publisher.marked(mark)), path)
             now = 0
-            messages = _messages(rows, path, make, id_field, skip=before)
+            messages = _messages(rows, lines, path, make, id_field)
             while True:
-                chunk: list[tuple[int, Outgoing]] = []
+                chunk: list[Outgoing] = []
+                reached = lines.mark
                 failed: Exception | None = None
                 try:
-                    for numbered in islice(messages, SEND_CHUNK):
-                        chunk.append(numbered)  # noqa: PERF402  what came before a fault is kept
+                    for message in islice(messages, SEND_CHUNK):
+                        chunk.append(message)  # what came before a fault is kept
+                        reached = lines.mark
                 except (ConfigurationError, MessageError) as error:
                     failed = error
                 if chunk:
-                    sent = [message for _, message in chunk]
-                    drive(publisher.publish_marked(sent, mark=mark, number=chunk[-1][0]))
+                    drive(publisher.publish_marked(chunk, mark=mark, number=reached))
                     now += len(chunk)
                     with suppress(OSError):
                         told(file.tell())
@@ -88,8 +98,54 @@ def send_file(  # noqa: PLR0913  keyword-only, with defaults
                     return Sent(now, before)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8: {error}") from error
+
+
+class _Lines:
+    """Reads a file line by line, and adds up what it has read.
+
+    Attributes:
+        number: of the last line that was read, from 1.
+        sum: checksum of all lines so far, without their ends: the last one may get one later.
+    """
+
+    def __init__(self, file: TextIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self.number = 0
+        self.sum = 0
+
+    def __iter__(self) -> Iterator[str]:
+        # readline instead of iteration, so that the position in the file can be told.
+        while line := self._file.readline():
+            self.number += 1
+            try:
+                text = line.rstrip("\r\n").encode()
+            except UnicodeEncodeError as error:
+                raise ConfigurationError(
+                    f"{self._path}, line {self.number} is not UTF-8 (byte "
+                    f"{ord(line[error.start]) & 0xFF:#x}): write the file in UTF-8"
+                ) from error
+            self.sum = zlib.crc32(b"\n", zlib.crc32(text, self.sum))
+            yield line
+
+    @property
+    def mark(self) -> int:
+        """How far it was read, and what was read, in one number."""
+        return self.number << SUM_BITS | self.sum
+
+
+def _pass(rows: Iterator[str], lines: _Lines, mark: int, path: Path) -> int:
+    """Read past what an earlier send sent; return how many lines that were."""
+    before = mark >> SUM_BITS
+    while lines.number < before and next(rows, None) is not None:
+        pass
+    if before and lines.mark != mark:
+        raise ConfigurationError(
+            f"{path} was changed since its first {before:,} lines were sent: which of its lines "
+            "are new cannot be told. Send the new ones as a file of another name, or the whole "
+            "file with --again: a line whose message id was sent before then takes no effect"
+        )
+    return before
 
 
 def _mark(path: Path, queue: str) -> str:
@@ -100,54 +156,73 @@ def _mark(path: Path, queue: str) -> str:
 
 
 def _messages(
-    rows: Iterator[tuple[int, str]], path: Path, make: Make, id_field: str | None, *, skip: int
-) -> Iterator[tuple[int, Outgoing]]:
-    for number, text in rows:
-        if number <= skip:
-            continue
+    rows: Iterator[str], lines: _Lines, path: Path, make: Make, id_field: str | None
+) -> Iterator[Outgoing]:
+    for text in rows:
+        where = f"{path}, line {lines.number}"
         try:
-            key = _key(text, id_field) if id_field else f"{path.name}/{number}"
-            yield number, make(text, key)
+            key = _key(text, id_field, where) if id_field else f"{path.name}/{lines.number}"
+            message = make(text, key)
         except MessageError as error:
-            raise MessageError(error.reason, f"{path}, line {number}: {error.detail}") from error
+            raise MessageError(error.reason, f"{where}: {error.detail}") from error
+        yield message
 
 
-def _key(text: str, field: str) -> str:
-    found = json.loads(text)
+def _key(text: str, field: str, where: str) -> str:
+    found = msgspec.json.decode(text)
     value = found.get(field) if isinstance(found, dict) else None
-    if value is None:
-        raise ConfigurationError(f"field {field!r} is missing, which is to be the message id")
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        is_ = "is missing" if value is None else f"is {value!r}, neither text nor a whole number"
+        raise ConfigurationError(f"{where}: field {field!r} {is_}; it is to be the message id")
     return str(value)
 
 
-def _lines(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    # readline instead of iteration, so that the position in the file can be told.
-    number = 0
-    while line := file.readline():
-        number += 1
+def _json(lines: _Lines, path: Path) -> Iterator[str]:
+    for line in lines:
         if not line.strip():
             continue
         try:
-            json.loads(line)
-        except ValueError as error:
-            raise ConfigurationError(f"{path}, line {number} is no JSON: {error}") from error
-        yield number, line
+            _SYNTAX.decode(line)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"{path}, line {lines.number} is no JSON: {error}") from error
+        except RecursionError as error:
+            raise ConfigurationError(
+                f"{path}, line {lines.number} is nested too deep to be read safely: flatten it"
+            ) from error
+        yield line
 
 
-def _csv(file: TextIO, path: Path) -> Iterator[tuple[int, str]]:
-    reader = csv.reader(iter(file.readline, ""), strict=True)
+def _csv(lines: _Lines, path: Path, field_max: int) -> Iterator[str]:
+    # A limit of the whole process; a field may be as long as a payload.
+    before = csv.field_size_limit()
+    csv.field_size_limit(max(before, field_max))
+    reader = csv.reader(iter(lines), strict=True)
     try:
-        header = next(reader, None)
-        if not header or len(set(header)) < len(header):
-            raise ConfigurationError(f"{path}: the first line must name each column once")
+        header = next(reader, None) or []
+        _check_header(header, path)
         for row in reader:
             if not row:
                 continue
             if len(row) != len(header):
                 raise ConfigurationError(
-                    f"{path}, line {reader.line_num} has {len(row)} cells, the header has "
+                    f"{path}, line {lines.number} has {len(row)} cells, the header has "
                     f"{len(header)}"
                 )
-            yield reader.line_num, json.dumps(dict(zip(header, row, strict=True)))
+            yield json.dumps(dict(zip(header, row, strict=True)))
     except csv.Error as error:
-        raise ConfigurationError(f"{path}, line {reader.line_num} is no CSV: {error}") from error
+        raise ConfigurationError(f"{path}, line {lines.number} is no CSV: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _check_header(header: list[str], path: Path) -> None:
+    twice = sorted({name for name in header if header.count(name) > 1 and name})
+    fault = None
+    if not header:
+        fault = "it is empty"
+    elif not all(name.strip() for name in header):
+        fault = f"column {next(n for n, name in enumerate(header, 1) if not name.strip())} has none"
+    elif twice:
+        fault = f"{', '.join(map(repr, twice))} stands there twice"
+    if fault:
+        raise ConfigurationError(f"{path}: the first line must name each column once; {fault}")

@@ -7,6 +7,7 @@ the program or its settings are wrong, 3 the store cannot be reached now.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ EXIT_REFUSED = 1
 EXIT_CONFIGURATION = 2
 EXIT_UNAVAILABLE = 3
 EXIT_INTERRUPTED = 130
+_OUTPUT_FAULTS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,13 +34,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _replace_closed()
     try:
         code = _run(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough. What is left in the buffer must not fail at the end.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has enough.
+        _drop_output()
+        return EXIT_REFUSED
+    except OSError as error:
+        if error.errno not in _OUTPUT_FAULTS or error.filename is not None:
+            raise
+        _drop_output()
+        complain(f"the output cannot be written: {error.strerror}; what was asked for is done")
         return EXIT_REFUSED
     except ProcessionError as error:
         complain(str(error))
@@ -46,6 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def _replace_closed() -> None:
+    """Write to nobody where a stream was closed before the program began, as by `>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
+def _drop_output() -> None:
+    """See to it that what is left in the buffer does not fail at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

@@ -29,6 +29,7 @@ from procession.errors import ConfigurationError, MessageError, Reason
 from procession.message import Outgoing
 from procession.outcome import End
 from procession.runtime.drive import drive
+from procession.runtime.health import HOST, HOST_VARIABLE, PORT_VARIABLE, served
 from procession.runtime.supervisor import Supervisor
 
 commands = typer.Typer(
@@ -66,7 +67,7 @@ def _options(
     epilog=examples(
         "procession run orders:app",
         "procession run orders:app --processes 4 --log-json 2>> orders.log",
-        "procession run orders:app --processes 4 --metrics-port 9464",
+        "procession run orders:app --processes 4 --metrics-port 9464 --health-port 8080",
         "PROCESSION_APP=orders:app procession run",
     )
 )
@@ -85,12 +86,36 @@ def run(
             min=1,
             max=65_535,
             metavar="PORT",
+            envvar="PROCESSION_METRICS_PORT",
             help="Serve Prometheus all workers' metrics, summed, at this port.",
         ),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Where to listen; by default this host alone.")
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            envvar="PROCESSION_METRICS_HOST",
+            help="Where to listen; by default this host alone.",
+        ),
     ] = "127.0.0.1",
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65_535,
+            metavar="PORT",
+            envvar=PORT_VARIABLE,
+            help="Answer probes at this port: GET /live and GET /ready.",
+        ),
+    ] = None,
+    health_host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            envvar=HOST_VARIABLE,
+            help="Where to listen; by default this host alone.",
+        ),
+    ] = HOST,
 ) -> None:
     """Work until SIGTERM or Ctrl-C.
 
@@ -113,14 +138,17 @@ def run(
         if not app.consumers:
             raise ConfigurationError(f"app {app.name!r} has no consumer: register one to run it")
         app.open()
-        with metrics.served(app, host=metrics_host, port=metrics_port):
-            supervisor = Supervisor(
-                command,
-                app.store,
-                settings=app.settings,
-                instrument=app.instrument,
-                processes=processes,
-            )
+        supervisor = Supervisor(
+            command,
+            app.store,
+            settings=app.settings,
+            instrument=app.instrument,
+            processes=processes,
+        )
+        with (
+            metrics.served(app, host=metrics_host, port=metrics_port),
+            served(supervisor, host=health_host, port=health_port),
+        ):
             code = supervisor.run()
         app.close()
     raise typer.Exit(code)
@@ -297,7 +325,7 @@ def _outgoing(app: App, queue: str, body: bytes, *, type_: str | None, **options
             raise MessageError(
                 Reason.TOO_LARGE,
                 f"the payload has {len(body)} bytes, the limit is {app.settings.payload_max} "
-                "(settings.payload_max)",
+                "(settings.payload_max): send a reference instead",
             )
     outgoing = app.outgoing(queue, json.loads(body) if reader is None else payload, **options)
     # The consumer's type may have defaults, or lack fields; neither changes what is sent.

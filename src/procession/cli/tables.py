@@ -1,4 +1,4 @@
-"""Columns of text: each row stays on one line, on a terminal and in a file alike."""
+"""Columns of text: each row stays on one line; on a terminal too narrow for that, a line a cell."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from procession.cli.terminal import printable, say
 GAP = "  "
 CELL_COLUMNS = 40
 LAST_COLUMNS = 24
+MIN_COLUMNS = 8
 
 
 def print_table(
@@ -21,7 +22,8 @@ def print_table(
 ) -> None:
     """Print rows below their headers; users' data in them is made printable.
 
-    On a terminal long cells are cut: in a file, and with `--json`, everything is there.
+    On a terminal long cells are cut: in a file, and with `--json`, everything is there. Where the
+    columns do not fit, each cell has a line of its own, and nothing is cut.
 
     Args:
         headers: of the columns.
@@ -34,7 +36,11 @@ def print_table(
     widths = [
         max(cell_len(text) for text in column) for column in zip(headers[:-1], *cells, strict=True)
     ]
-    room = max(LAST_COLUMNS, console.width - sum(widths) - len(GAP) * len(widths))
+    taken = sum(widths) + len(GAP) * len(widths)
+    if on_terminal and taken + min(LAST_COLUMNS, _longest(headers, rows)) > console.width:
+        _print_stacked(console, headers, rows)
+        return
+    room = max(LAST_COLUMNS, console.width - taken)
     last = [_cell(row[-1], cut=on_terminal, columns=room) for row in rows]
     widths.append(max(cell_len(text) for text in (headers[-1], *last)))
     lines = [[*row, end] for row, end in zip(cells, last, strict=True)]
@@ -44,6 +50,28 @@ def print_table(
         say(_line(headers, widths, numbers))
     for line in lines:
         say(_line(line, widths, numbers))
+
+
+def _longest(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    return max(
+        cell_len(text) for text in (headers[-1], *(_cell(row[-1], cut=False) for row in rows))
+    )
+
+
+def _print_stacked(
+    console: Console, headers: Sequence[str], rows: Sequence[Sequence[object]]
+) -> None:
+    label = max(cell_len(header) for header in headers) + len(GAP)
+    room = max(MIN_COLUMNS, console.width - label)
+    for number, row in enumerate(rows):
+        if number:
+            say()
+        for header, value in zip(headers, row, strict=True):
+            shown = f"{value:,}" if isinstance(value, int) else _cell(value, cut=False)
+            begin = header
+            for part in Text(shown).wrap(console, room) or [Text("")]:
+                say((begin + " " * (label - cell_len(begin)) + part.plain).rstrip())
+                begin = ""
 
 
 def _line(texts: Sequence[str], widths: Sequence[int], numbers: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ Needs nothing but the standard library, so that an error can be told where the r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -70,4 +71,7 @@ def say_json(document: Any) -> None:
 def complain(text: str) -> None:
     """Tell an error: one line on standard error."""
     line = " ".join(masked(text).split("\n"))
-    sys.stderr.write(f"procession: {printable(line)}\n")
+    # Nobody may be there to read it; the exit code says it, too.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"procession: {printable(line)}\n")
+        sys.stderr.flush()

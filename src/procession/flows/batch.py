@@ -169,6 +169,7 @@ class Batch:
         left: deliveries that stay where they are, in their order.
         events: to be told after the commit.
         began_s: when it was made, by the monotonic clock.
+        begun: deliveries whose handler began, in that order: a lane counts its `mark`s likewise.
     """
 
     def __init__(  # noqa: PLR0913  wired by the flow alone
@@ -196,11 +197,16 @@ class Batch:
         self.left: list[Delivery] = []
         self.events: list[tuple[Event, dict[str, Any]]] = []
         self.ran: list[Delivery] = []
+        self.begun: list[Delivery] = []
         self._judged_ahead: dict[bytes, InboxRow] | None = None
         self._wall_ms = 0
         self.began_s = memory.clock.monotonic_s()
-        self.runs = 0
         self.handler_s = 0.0
+
+    @property
+    def runs(self) -> int:
+        """How many handlers ran."""
+        return len(self.begun)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return how many messages this transaction ends, by end, then by cause ("" for none)."""
@@ -247,6 +253,7 @@ class Batch:
             key, fingerprint, expected, invoke, payload = work
             context = Context(sql, delivery, name, key, route, runs.get(delivery.position, 0) + 1)
             lane.mark()
+            self.begun.append(delivery)
             try:
                 result = invoke(payload, context)
                 if result is not None or invoke.is_async:
@@ -265,7 +272,6 @@ class Batch:
                 memory.current = None
                 self._succeeded(delivery, key, fingerprint, expected)
                 self.changes.sends += context.close()
-            self.runs += 1
             after = clock()
             self.handler_s += after - now
             now = after
@@ -574,6 +580,16 @@ class Batch:
         else:
             self._seen[key] = None
             self._after_run_in_company(delivery, key, fingerprint, error, text)
+
+    def failed_later(self, run: int, error: BaseException) -> None:
+        """A deferred statement of the handler that ran as the `run`-th failed, which was seen after
+        it had returned: its message runs alone next. The transaction is lost.
+        """
+        delivery = self.begun[run]
+        failed = self._memory.alone if delivery.lock is None else self._memory.to_take
+        failed.add(delivery.position)
+        text = describe(error, self._memory.settings.error_chars_max)
+        self._tell_failure(delivery, self._consumer.key_of(delivery), text)
 
     def refuse_unread(self) -> None:
         """End the one message, whose very key rule never ends: a dead letter without a key."""

@@ -14,6 +14,7 @@ from procession.core.batching import BatchSize
 from procession.core.lines import Lines
 from procession.errors import (
     Contention,
+    DeferredWriteFailed,
     DuplicateKey,
     MessageGone,
     SessionLost,
@@ -78,22 +79,14 @@ class Consume:
             handled = await self._step_table()
             if handled == 0 and self._source is not None:
                 handled = await self._step_source(self._source)
-        except TransactionLost as error:
-            await self._rolled_back(error, "a handler's error took the transaction with it")
-        except DuplicateKey as error:
-            self._memory.raced.update(d.position for d in self._open_deliveries())
-            await self._rolled_back(error)
-        except Contention as error:
-            # Fewer lanes first, then smaller batches.
-            if not self._memory.crowd.contended():
-                self._size.contended()
-            await self._rolled_back(error)
-        except CommitRefused as refused:
-            batch, fault = self._open, refused.__cause__ or refused
-            await self._rolled_back(fault)
-            if batch is None or batch.alone:
-                raise fault from None
-            self._narrow(batch)
+        except (
+            TransactionLost,
+            DuplicateKey,
+            Contention,
+            DeferredWriteFailed,
+            CommitRefused,
+        ) as error:
+            await self._prepare_rerun(error)
         except WorkerLost as error:
             await self._rolled_back(error)
             raise
@@ -109,6 +102,32 @@ class Consume:
         else:
             return handled
         return 1
+
+    async def _prepare_rerun(self, error: Exception) -> None:
+        """Roll back, and remember what the next batch must do otherwise."""
+        batch, memory = self._open, self._memory
+        match error:
+            case TransactionLost():
+                await self._rolled_back(error, "a handler's error took the transaction with it")
+            case DuplicateKey():
+                memory.raced.update(d.position for d in self._open_deliveries())
+                await self._rolled_back(error)
+            case Contention():
+                # Fewer lanes first, then smaller batches.
+                if not memory.crowd.contended():
+                    self._size.contended()
+                await self._rolled_back(error)
+            case DeferredWriteFailed():
+                fault = error.__cause__ or error
+                await self._rolled_back(fault, "a deferred statement failed")
+                if batch is not None:
+                    batch.failed_later(error.run, fault)
+            case _:  # CommitRefused
+                fault = error.__cause__ or error
+                await self._rolled_back(fault)
+                if batch is None or batch.alone:
+                    raise fault from None
+                self._narrow(batch)
 
     async def close(self) -> None:
         """Give back what is in hand. Harmless twice."""
@@ -294,6 +313,10 @@ class Consume:
         try:
             await self._lane.flush(batch.changes)
             await self._lane.commit()
+        except DeferredWriteFailed as error:
+            if batch.alone:  # it is this very run that failed
+                raise CommitRefused from error.__cause__
+            raise
         except (TransientError, SessionLost, DuplicateKey):
             raise
         except Exception as error:

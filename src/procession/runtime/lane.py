@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from procession.abc import Lane, Source, Store
 from procession.config import Settings
+from procession.core.crowding import Crowd
 from procession.errors import ProcessionError, StoreUnavailable, WorkerLost
 from procession.flows.batch import Consumer, LaneMemory
 from procession.flows.consume import Consume
@@ -24,6 +26,8 @@ from procession.runtime.drive import drive
 from procession.telemetry import Event, Instrument
 
 CANCEL_GRACE_S = 1.0
+MAKE_WAY_S = 0.05
+THREADS = itertools.count(1)
 
 
 class RunnableConsumer(Consumer, Protocol):
@@ -47,6 +51,7 @@ class LaneThread(threading.Thread):
         memory: what the lane knows; the watchdog reads `current` and `since_s`.
         abandoned: its connection was taken from it; whatever it does has no effect.
         unavailable: why it waits, while the store cannot be used; else "".
+        place: among the lanes of its consumer; the last ones make way first.
         batch_since_s: since when it is in its present batch, by `time.monotonic`; None between two.
     """
 
@@ -62,8 +67,12 @@ class LaneThread(threading.Thread):
         instrument: Instrument,
         source: Source | None = None,
         suspects: Sequence[int] = (),
+        crowd: Crowd | None = None,
+        place: int = 0,
     ) -> None:
-        super().__init__(name=f"procession-{consumer.name}-{number}", daemon=True)
+        # A lane that takes a hung one's place takes its number: threads have numbers of their own.
+        name = f"procession-{consumer.name}-{number}.{next(THREADS)}"
+        super().__init__(name=name, daemon=True)
         self._store = store
         self.consumer = consumer
         self.number = number
@@ -87,7 +96,9 @@ class LaneThread(threading.Thread):
             instrument=instrument,
             draw=random.random,
             suspects=suspects,
+            crowd=crowd,
         )
+        self.place = place
         self.memory.own_thread = True
 
     def stop(self) -> None:
@@ -125,6 +136,8 @@ class LaneThread(threading.Thread):
     def _work(self, runner: asyncio.Runner | None) -> None:
         pause_s = 0.0
         while not self._stopping.is_set():
+            if not self._has_its_turn():
+                continue
             self.batch_since_s = time.monotonic()
             try:
                 flow = self._flow or self._build()
@@ -147,6 +160,14 @@ class LaneThread(threading.Thread):
                     self._instrument.emit(Event.STORE_AVAILABLE, {"consumer": self.consumer.name})
                 if not handled:
                     self._wait_for_work()
+
+    def _has_its_turn(self) -> bool:
+        """Make way where lanes met on shared rows: what it holds goes to those that still work."""
+        if self.place < self.memory.crowd.allowed:
+            return True
+        self._close()
+        self._stopping.wait(MAKE_WAY_S)
+        return False
 
     def _drive(self, runner: asyncio.Runner | None, step: Coroutine[Any, Any, int]) -> int:
         if runner is None:

@@ -1,5 +1,5 @@
 """The worker's end of the pipe to its supervisor: it says each second that this process runs, and
-stops the worker when the supervisor is gone.
+how it is, and stops the worker when the supervisor is gone.
 
 A thread of its own, which waits for nothing but the second: what silences it (a handler that never
 gives the interpreter back, a stopped process) stops the whole worker.
@@ -18,16 +18,17 @@ class Lifeline(threading.Thread):
     """Beats until the process ends.
 
     Args:
-        worker_id: returns the id of the worker's present incarnation, which each beat carries.
+        say: returns the line that each beat carries. A pipe takes up to 4,096 bytes whole or not at
+            all (POSIX's PIPE_BUF is at least 512, Linux has 4,096), so keep it shorter.
         orphaned: called once, when the parent process is gone.
         pipe: the file descriptor to write to; without one, only the parent is watched.
     """
 
     def __init__(
-        self, worker_id: Callable[[], str], orphaned: Callable[[], None], pipe: int | None = None
+        self, say: Callable[[], str], orphaned: Callable[[], None], pipe: int | None = None
     ) -> None:
         super().__init__(name="procession-lifeline", daemon=True)
-        self._worker_id = worker_id
+        self._say = say
         self._orphaned = orphaned
         self._pipe = pipe
         self._parent = os.getppid()
@@ -53,7 +54,7 @@ class Lifeline(threading.Thread):
         if self._pipe is None:
             return True
         try:
-            os.write(self._pipe, self._worker_id().encode() + b"\n")
+            os.write(self._pipe, self._say().encode() + b"\n")
         except BlockingIOError:
             return True
         except OSError:

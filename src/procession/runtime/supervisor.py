@@ -8,6 +8,7 @@ dies, nothing is lost (G10), and a supervisor only makes the wait for its lease 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -15,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from procession.abc import Store
 from procession.config import Settings
@@ -28,6 +30,9 @@ from procession.telemetry import Event, Instrument
 TICK_S = 0.05
 HEALTHY_S = 60.0
 """After so long a life the next death is waited for as if it were the first."""
+SILENT_S = 5.0
+"""A worker that was silent for so long lives no more, and so does a supervisor that looked at
+nothing."""
 STOP_MARGIN_S = 5.0
 BURIAL_S = 5.0
 PROCESSES_MAX = 256
@@ -75,6 +80,29 @@ class Supervisor:
         self._worked = False
         self._refused = False
         self._closing = threading.Event()
+        self._looked_s = time.monotonic()
+
+    def health(self) -> dict[str, Any]:
+        """Return whether all workers live, and whether one at least is ready; what is wrong with
+        each. Callable from any thread.
+
+        A worker that ended is replaced, which is no fault: until then it is not ready. A worker
+        that is stuck or silent is one, for as long as it is not replaced.
+        """
+        workers = [_said_by(seat.number, seat.child) for seat in self._seats]
+        idle_s = time.monotonic() - self._looked_s
+        why = [f"worker {one['number']}: {one['why']}" for one in workers if one["why"]]
+        if idle_s > SILENT_S:
+            why.insert(0, f"the supervisor has not looked at its workers for {idle_s:.0f} s")
+        if self._signals:
+            why.insert(0, "it stops")
+        live = idle_s <= SILENT_S and all(one["live"] for one in workers)
+        return {
+            "live": live,
+            "ready": live and not self._signals and any(one["ready"] for one in workers),
+            "why": why,
+            "workers": workers,
+        }
 
     def run(self) -> int:
         """Supervise until told to stop; then stop all workers in good order.
@@ -108,7 +136,7 @@ class Supervisor:
 
     def _keep(self) -> None:
         while not self._signals and not self._refused:
-            now = time.monotonic()
+            now = self._looked_s = time.monotonic()
             for seat in self._seats:
                 self._look(seat, now)
             time.sleep(TICK_S)
@@ -209,7 +237,8 @@ class Supervisor:
         deadline = time.monotonic() + patience_s
         clean = True
         while waiting := [seat for seat in self._seats if seat.child is not None]:
-            late = time.monotonic() > deadline
+            self._looked_s = time.monotonic()
+            late = self._looked_s > deadline
             for seat in waiting:
                 if late or self._signals > 1:
                     seat.kill()
@@ -280,12 +309,14 @@ class _Child:
 
     Attributes:
         worker_id: of its present incarnation, as far as it was heard.
+        said: its health, as it said last.
         silent_s: how long nothing was heard, 0 until the first sign of life: an app may take its
             time to import.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.worker_id = new_id()
+        self.said: dict[str, Any] = {"live": True, "ready": False, "why": "it starts"}
         self.started_s = time.monotonic()
         self.silent_s = 0.0
         self._looked_s: float | None = None
@@ -306,8 +337,9 @@ class _Child:
         with contextlib.suppress(OSError):
             said = os.read(self._pipe, _READ_BYTES)
         now = time.monotonic()
-        if lines := said.split():
-            self.worker_id = lines[-1].decode()
+        if lines := said.rpartition(b"\n")[0].splitlines():
+            self.said = json.loads(lines[-1])
+            self.worker_id = self.said["worker"]
             self._looked_s, self.silent_s = now, 0.0
             return True
         if self._looked_s is not None:
@@ -319,6 +351,17 @@ class _Child:
     def close(self) -> None:
         """Hear no more."""
         os.close(self._pipe)
+
+
+def _said_by(number: int, child: _Child | None) -> dict[str, Any]:
+    """Return a worker's health; of one that has gone, that another one comes."""
+    if child is None:
+        said = {"live": True, "ready": False, "why": "it ended; another one starts"}
+    elif child.silent_s > SILENT_S:
+        said = {"live": False, "ready": False, "why": f"silent for {child.silent_s:.0f} s"}
+    else:
+        said = child.said
+    return {"number": number, "pid": None if child is None else child.process.pid, **said}
 
 
 def _named(code: int) -> str:

@@ -12,6 +12,9 @@ from procession.flows.upkeep import prune_step
 from procession.runtime.drive import drive
 
 STEP_PAUSE_S = 0.1
+# A slow step (random keys of a large inbox, a full lane) is followed by a pause this many times as
+# long: pruning has the write lock for a fifth of the time at most.
+STEP_PAUSE_TIMES = 4
 
 
 class UpkeepTurns:
@@ -34,8 +37,10 @@ class UpkeepTurns:
         with contextlib.suppress(ProcessionError):
             if self._upkeep is None:
                 self._upkeep = drive(self._store.upkeep())
+            began_s = time.monotonic()
             if drive(prune_step(self._upkeep, self._settings)) is not None:
-                pause_s = STEP_PAUSE_S
+                took_s = time.monotonic() - began_s
+                pause_s = max(STEP_PAUSE_S, took_s * STEP_PAUSE_TIMES)
         self._due_s = time.monotonic() + pause_s
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ that vanished; and takes the connection from handlers that hang.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ from typing import Any
 
 from procession.abc import Source, Store, WorkerRecord, Workers
 from procession.config import Settings
+from procession.core.crowding import Crowd
 from procession.errors import ProcessionError, WorkerLost
 from procession.message import new_id
 from procession.runtime.drive import drive
@@ -29,6 +31,7 @@ from procession.telemetry import Event, Instrument
 EXIT_REPLACE_ME = 70
 EXIT_ABORTED = 130
 TICK_S = 0.05
+SAID_CHARS_MAX = 300
 
 
 class Worker:
@@ -61,6 +64,7 @@ class Worker:
         self._id = worker_id or new_id()
         self._registry: Workers | None = None
         self._lanes: list[LaneThread] = []
+        self._crowds: dict[str, Crowd] = {}
         self._numbers = 0
         self._hung: list[LaneThread] = []
         self._stopping = threading.Event()
@@ -89,8 +93,10 @@ class Worker:
         self._renewed_s = time.monotonic()
         self._instrument.emit(Event.WORKER_STARTED, {"worker": self._id})
         for consumer in self._consumers:
-            for _ in range(self._lanes_of(consumer)):
-                self._start_lane(consumer)
+            lanes = self._lanes_of(consumer)
+            self._crowds[consumer.name] = Crowd(lanes)
+            for place in range(lanes):
+                self._start_lane(consumer, place=place)
         # Two threads: a renewal waits for a hanging handler's transaction, the watchdog must not.
         self._keeper = threading.Thread(target=self._keep, name="procession-keeper", daemon=True)
         self._watchdog = threading.Thread(
@@ -125,32 +131,72 @@ class Worker:
         self._instrument.emit(Event.WORKER_STOPPED, {"worker": self._id})
 
     def health(self) -> dict[str, Any]:
-        """Return whether it lives (its lanes run) and is ready (its lease is renewed in time, and
-        no lane waits for the store), with what there is to say. Callable from any thread."""
-        lanes = [
-            {
-                "consumer": lane.consumer.name,
-                "alive": lane.is_alive(),
-                "unavailable": lane.unavailable,
-            }
-            for lane in list(self._lanes)
+        """Return whether it lives and is ready, and why not. Callable from any thread.
+
+        It lives until something is wrong that only a fresh process mends: a lane that ended, one
+        that has been in a batch for longer than a handler limit and a lease, too many hung
+        handlers. It is ready while its lanes run, its lease is renewed in time, and no lane waits
+        for the store.
+        """
+        now = time.monotonic()
+        stopping = self._stopping.is_set()
+        lanes = [self._lane_health(lane, now) for lane in list(self._lanes)]
+        lease_left_s = max(0.0, self._renewed_s + self._settings.lease_ms / 1000 - now)
+        hung = sum(lane.is_alive() for lane in list(self._hung))
+        faults = [
+            f"the lane of consumer {lane['consumer']!r} {what}"
+            for lane in lanes
+            for what in (
+                *(["has ended"] if not lane["alive"] and not stopping else []),
+                *([f"is stuck in a batch for {lane['batch_s']:g} s"] if lane["stuck"] else []),
+            )
         ]
-        lease_left_s = self._renewed_s + self._settings.lease_ms / 1000 - time.monotonic()
-        live = bool(lanes) and all(lane["alive"] for lane in lanes)
-        ready = (
-            live
-            and not self._stopping.is_set()
-            and lease_left_s > 0
-            and not any(lane["unavailable"] for lane in lanes)
-        )
+        if self._may_exit and hung >= self._settings.abandoned_max:
+            faults.append(f"{hung} handlers hang, whose threads only a fresh process is rid of")
+        waits = [
+            f"consumer {lane['consumer']!r} waits for the store: {lane['unavailable']}"
+            for lane in lanes
+            if lane["unavailable"]
+        ]
+        if stopping:
+            waits.append("it stops")
+        elif not lanes:
+            waits.append("it starts")
+        elif not lease_left_s:
+            waits.append("its lease has ended: the store took no renewal in time")
         return {
-            "live": live,
-            "ready": ready,
+            "live": not faults,
+            "ready": not faults and not waits,
+            "why": faults + waits,
             "worker": self._id,
             "lease_left_s": round(lease_left_s, 3),
-            "hung_handlers": sum(lane.is_alive() for lane in self._hung),
+            "hung_handlers": hung,
             "lanes": lanes,
         }
+
+    def _lane_health(self, lane: LaneThread, now: float) -> dict[str, Any]:
+        since_s = lane.batch_since_s
+        batch_s = 0.0 if since_s is None else max(0.0, now - since_s)
+        limit_s = (self._settings.handler_limit_ms + self._settings.lease_ms) / 1000
+        return {
+            "consumer": lane.consumer.name,
+            "alive": lane.ident is None or lane.is_alive(),
+            "stuck": lane.is_alive() and batch_s > limit_s,
+            "batch_s": round(batch_s, 3),
+            "unavailable": lane.unavailable,
+        }
+
+    def _said(self) -> str:
+        """Return what the supervisor is told each second: one line, whatever there is to say."""
+        found = self.health()
+        return json.dumps(
+            {
+                "worker": self._id,
+                "live": found["live"],
+                "ready": found["ready"],
+                "why": "; ".join(found["why"])[:SAID_CHARS_MAX],
+            }
+        )
 
     def _end_lease(self, *, vanished: bool) -> None:
         # With a connection of its own: the keeper may be waiting for the store on the other one.
@@ -193,9 +239,10 @@ class Worker:
         """Belong to the parent process: stop when it is gone.
 
         Args:
-            pipe: file descriptor to which a `Supervisor` listens for a sign of life each second.
+            pipe: file descriptor to which a `Supervisor` listens each second for a sign of life
+                and the worker's health.
         """
-        self._lifeline = Lifeline(lambda: self._id, self._stopping.set, pipe)
+        self._lifeline = Lifeline(self._said, self._stopping.set, pipe)
         self._lifeline.start()
 
     def _signalled(self, _number: int, _frame: object) -> None:
@@ -218,18 +265,31 @@ class Worker:
     def _lanes_of(self, consumer: RunnableConsumer) -> int:
         return consumer.concurrency if self._store.features.concurrent_batches else 1
 
-    def _start_lane(self, consumer: RunnableConsumer, suspects: Sequence[int] = ()) -> None:
-        self._numbers += 1
+    def _start_lane(
+        self,
+        consumer: RunnableConsumer,
+        *,
+        place: int = 0,
+        suspects: Sequence[int] = (),
+        instead_of: LaneThread | None = None,
+    ) -> None:
+        """Start a lane. One that takes another's place takes its number, too: then the store frees
+        what the other one held.
+        """
+        if instead_of is None:
+            self._numbers += 1
         lane = LaneThread(
             self._store,
             consumer,
-            number=self._numbers,
+            number=self._numbers if instead_of is None else instead_of.number,
             worker_id=lambda: self._id,
             worker_lost=self._begin_again,
             settings=self._settings,
             instrument=self._instrument,
             source=self._source,
             suspects=suspects,
+            crowd=self._crowds[consumer.name],
+            place=place if instead_of is None else instead_of.place,
         )
         self._lanes.append(lane)
         lane.start()
@@ -356,4 +416,4 @@ class Worker:
             self.exit_code = EXIT_REPLACE_ME
             self._stopping.set()
             return
-        self._start_lane(lane.consumer, suspects=[*lane.memory.alone, position])
+        self._start_lane(lane.consumer, suspects=[*lane.memory.alone, position], instead_of=lane)

@@ -1,6 +1,7 @@
 """Runs an app in process, on the test's own thread, in milliseconds: real flows, a real store.
 
-There are no sleeps: what waits for a retry or a due time is made due by `drain`.
+There are no sleeps: what waits for a retry or a due time is made due by `drain`, or by a clock that
+`advance` moves.
 """
 
 from __future__ import annotations
@@ -8,23 +9,30 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 from procession.abc import ConsumerStatus, DeadLetterRecord, InboxRow, Lane, WorkerRecord
 from procession.app import App
+from procession.errors import ConfigurationError
 from procession.flows.batch import LaneMemory
 from procession.flows.consume import Consume
 from procession.message import Outgoing, new_id
-from procession.runtime.clock import HostClock
 from procession.runtime.drive import drive
-from procession.stores.memory import MemoryStore
+from procession.stores.memory import MemoryClock, MemoryStore
 from procession.stores.sqlite import SqliteStore
+from procession.stores.sqlite import connection as sqlite_connection
 
-LEASE_MS = 3_600_000
+LEASE_MS = 100 * 366 * 24 * 3_600_000
 STEPS_MAX = 100_000
 Setup = str | Callable[[sqlite3.Connection], object]
+
+
+class SimulatedCrash(KeyboardInterrupt):
+    """The process dies here. A KeyboardInterrupt, so that nothing takes it for a failed run."""
 
 
 class TestRun:
@@ -36,11 +44,12 @@ class TestRun:
 
     __test__ = False  # its name begins like a test's, for those who collect
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, clock: ShiftedClock) -> None:
         self._app = app
+        self._clock = clock
         self._worker_id = new_id()
         self._flows: list[tuple[Consume, bool]] = []
-        self._lanes: list[Lane] = []
+        self._lanes: list[_MortalLane] = []
         self._connections: list[sqlite3.Connection] = []
         self._runner: asyncio.Runner | None = None
         self.sent: dict[str, Outgoing] = {}
@@ -61,9 +70,12 @@ class TestRun:
         drive(self._app.publisher().publish([changed]))
         return message_id
 
-    def drain(self) -> int:
-        """Handle messages until none is left; return how many were in hand. Retries and scheduled
-        messages do not wait: their time is now.
+    def drain(self, *, skip_waits: bool = True) -> int:
+        """Handle messages until none is left; return how many were in hand.
+
+        Args:
+            skip_waits: retries and scheduled messages do not wait: their time is now. Without it
+                only what is due by the clock is handled; see `advance`.
 
         Raises:
             RuntimeError: it does not come to rest: a handler sends for ever.
@@ -72,9 +84,36 @@ class TestRun:
         for _ in range(STEPS_MAX):
             now = sum(self._step(flow, is_async=is_async) for flow, is_async in self._flows)
             handled += now
-            if not now and not self._app.skip_waits():
+            if not now and not (skip_waits and self._app.skip_waits()):
                 return handled
         raise RuntimeError(f"{STEPS_MAX} batches did not empty the queues: who sends for ever?")
+
+    def advance(self, by: timedelta) -> None:
+        """Let time pass for queues, inbox and retries: what is scheduled becomes due, messages
+        expire, duplicate windows end. Code that asks the system's clock itself does not notice.
+        """
+        self._clock.shift_ms += round(by / timedelta(milliseconds=1))
+
+    def crash(self) -> int:
+        """Handle a batch of each consumer in a process that is killed right before its commit, and
+        let another one take over; return how many messages were in hand.
+
+        What handlers wrote and sent through the context is gone, what they did elsewhere is not.
+        The messages are there again: the next `drain` handles them.
+        """
+        in_hand = 0
+        for lane, (flow, is_async) in zip(self._lanes, self._flows, strict=True):
+            lane.is_doomed = True
+            with suppress(SimulatedCrash):
+                self._step(flow, is_async=is_async)
+            in_hand += lane.in_hand
+        self._end_lanes(killed=True)
+        registry = drive(self._app.store.workers())
+        drive(registry.take_over(self._worker_id, dead=True))
+        drive(registry.close())
+        self._worker_id = new_id()
+        self._start()
+        return in_hand
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -117,10 +156,12 @@ class TestRun:
         app = self._app
         register(app, self._worker_id)
         for number, consumer in enumerate(app.consumers.values()):
-            lane = drive(app.store.lane(consumer.name, worker=self._worker_id, number=number))
+            lane: Any = _MortalLane(
+                drive(app.store.lane(consumer.name, worker=self._worker_id, number=number))
+            )
             memory = LaneMemory(
                 settings=app.settings,
-                clock=HostClock(),
+                clock=self._clock,
                 instrument=app.instrument,
                 draw=lambda: 0.5,
             )
@@ -128,13 +169,83 @@ class TestRun:
             self._flows.append((flow, consumer.is_async))
             self._lanes.append(lane)
 
-    def _stop(self) -> None:
+    def _end_lanes(self, *, killed: bool = False) -> None:
         for lane in self._lanes:
+            if killed:
+                lane.interrupt()
             drive(lane.close())
-        for connection in self._connections:
-            connection.close()
+        self._lanes, self._flows = [], []
         if self._runner is not None:
             self._runner.close()
+            self._runner = None
+
+    def _stop(self) -> None:
+        self._end_lanes()
+        for connection in self._connections:
+            connection.close()
+
+
+class ShiftedClock(MemoryClock):
+    """The host's clocks, all ahead by `shift_ms`; in the place of `time` for the SQLite store, and
+    of the memory store's and the flows' clock."""
+
+    def __init__(self) -> None:
+        self.shift_ms = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time_ns(self) -> int:
+        """As `time.time_ns`."""
+        return time.time_ns() + self.shift_ms * 1_000_000
+
+    def clock_gettime_ns(self, clock: int) -> int:
+        """As `time.clock_gettime_ns`."""
+        return time.clock_gettime_ns(clock) + self.shift_ms * 1_000_000
+
+    def lease_ms(self) -> int:  # type: ignore[override]  # it has a state
+        """Return milliseconds that only grow."""
+        return self.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000
+
+    def wall_ms(self) -> int:  # type: ignore[override]  # as above
+        """Return milliseconds since 1970 UTC."""
+        return self.time_ns() // 1_000_000
+
+    monotonic_s = staticmethod(time.perf_counter)
+
+    @contextmanager
+    def in_place(self) -> Generator[None]:
+        """Be the SQLite store's clock inside the block."""
+        module: Any = sqlite_connection
+        module.time, before = self, module.time
+        try:
+            yield
+        finally:
+            module.time = before
+
+
+class _MortalLane:
+    """A lane whose process can be doomed to die right before its next commit."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self.is_doomed = False
+        self.in_hand = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lane, name)
+
+    async def fetch(self, limit: int) -> Any:
+        """Count what is in hand."""
+        found = await self._lane.fetch(limit)
+        self.in_hand = len(found.deliveries)
+        return found
+
+    async def commit(self) -> None:
+        """Commit, or die."""
+        if self.is_doomed:
+            raise SimulatedCrash
+        await self._lane.commit()
 
 
 @contextmanager
@@ -161,6 +272,7 @@ def run(app: App, *, setup: Setup | Iterable[str] = ()) -> Generator[TestRun]:
         ...     t.connection.execute("SELECT count(*) FROM seen").fetchone()
         (1,)
     """
+    clock = ShiftedClock()
     with (
         tempfile.TemporaryDirectory(prefix="procession-test-") as folder,
         ExitStack() as stack,
@@ -169,12 +281,17 @@ def run(app: App, *, setup: Setup | Iterable[str] = ()) -> Generator[TestRun]:
             store: Any = SqliteStore(
                 f"sqlite:///{folder}/test.db?synchronous=off", settings=app.settings
             )
+        elif isinstance(app.store, MemoryStore):
+            store = MemoryStore(settings=app.settings, clock=clock)
         else:
-            store = MemoryStore(settings=app.settings)
-        with app.with_store(store):
+            raise ConfigurationError(
+                f"testing.run needs an app on sqlite:///… or memory://, and {app.name!r} keeps "
+                "everything on a server: make the app of a function, and give it another store here"
+            )
+        with clock.in_place(), app.with_store(store):
             prepare(app, setup)
             stack.enter_context(app.ready_handlers())
-            running = TestRun(app)
+            running = TestRun(app, clock)
             running._start()  # noqa: SLF001  one unit
             try:
                 yield running

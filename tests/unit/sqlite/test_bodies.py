@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 import pytest
@@ -33,7 +36,13 @@ BAD = {
     "two-values": (b"{}{}", "undecodable"),
     "bom": (b"\xef\xbb\xbf{}", "undecodable"),
     "nan": (b'{"id":"a","quantity":NaN}', "undecodable"),
+    "infinity": (b'{"id":"a","quantity":-Infinity}', "undecodable"),
     "deep": (b"[" * 100_000, "undecodable"),
+    "deep-inside": (
+        b'{"id":"a","quantity":1,"x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        "undecodable",
+    ),
+    "twice": (b'{"id":"a","id":"b","quantity":1}', "undecodable"),
     "nul": (b"\0", "undecodable"),
     "gzip": (b"\x1f\x8b\x08\0\0\0\0\0\0\xff", "undecodable"),
     "other-type": (b"[]", "invalid-payload"),
@@ -202,3 +211,50 @@ def test_raw_bytes_reach_the_handler_as_they_are(make):
     run_until_idle(app)
 
     assert seen == bodies
+
+
+class Meeting(msgspec.Struct):
+    at: dt.datetime
+
+
+class Moment(msgspec.Struct):
+    at: Annotated[dt.datetime, msgspec.Meta(tz=True)]
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+def test_a_date_without_zone_stays_without_one_wherever_it_is_read(make, monkeypatch, zone):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    app = make()
+    seen = []
+
+    @app.consumer("q", name="c")
+    def handle(meeting: Meeting):
+        seen.append(meeting.at)
+
+    noon = dt.datetime(2026, 3, 29, 12)  # noqa: DTZ001  that is the point
+    app.send("q", Meeting(noon))
+    app.send("q", Meeting(noon.replace(tzinfo=dt.UTC)))
+    run_until_idle(app)
+    monkeypatch.undo()
+    time.tzset()
+    assert seen == [noon, noon.replace(tzinfo=dt.UTC)]
+    assert [at.tzinfo for at in seen] == [None, dt.UTC]
+
+
+def test_a_date_without_zone_is_an_invalid_payload_where_the_type_asks_for_a_zone(make):
+    app = make()
+    seen = []
+
+    @app.consumer("q", name="c")
+    def handle(moment: Moment):
+        seen.append(moment.at)
+
+    foreign(app, message_id=b"bad", body=b'{"at":"2026-03-29T12:00:00"}')
+    foreign(app, message_id=b"good", body=b'{"at":"2026-03-29T12:00:00+02:00"}')
+    run_until_idle(app)
+    (letter,) = app.dead_letters()
+    assert (letter.message_id, letter.reason) == (b"bad", "invalid-payload")
+    assert "timezone" in letter.detail
+    assert "$.at" in letter.detail
+    assert len(seen) == 1

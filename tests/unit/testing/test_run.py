@@ -97,6 +97,93 @@ def test_the_memory_store_works_without_a_file():
         assert app.store.effects == {"n": 3}
 
 
+@pytest.mark.parametrize("colour", ["def", "async def"])
+def test_a_crash_leaves_nothing_and_the_next_run_takes_effect_once(colour):
+    app = App("t", store="sqlite:///never-made.db")
+    app.queue("out")
+    runs = []
+
+    def handle(payload: dict, ctx: Context):
+        runs.append(ctx.message.id)
+        ctx.write("INSERT INTO seen (id) VALUES (:id)", id=ctx.message.id)
+        ctx.send("out", payload)
+
+    async def handle_async(payload: dict, ctx: Context):
+        handle(payload, ctx)
+
+    app.consumer("q", name="c", session="s")(handle if colour == "def" else handle_async)
+    with testing.run(app, setup=SETUP) as t:
+        for number in range(3):
+            t.send("q", {"s": "a"}, message_id=f"m{number}")
+        for _ in range(3):
+            assert t.crash() > 0
+        assert seen(t) == []
+        assert t.status["out"].waiting == 0
+        t.drain()
+        assert seen(t) == ["m0", "m1", "m2"]
+        assert t.status["out"].waiting == 3
+        assert len(runs) > 3
+        assert t.dead_letters == []
+        assert t.crash() == 0
+        assert t.drain() == 0
+
+
+def test_a_crash_works_on_the_memory_store():
+    app = App("t", store="memory://")
+
+    @app.consumer("q", name="c")
+    def handle(payload: dict, ctx: Context):
+        ctx.connection.add("n", 1)
+
+    with testing.run(app) as t:
+        t.send("q", {})
+        assert t.crash() == 1
+        assert app.store.effects == {}
+        t.drain()
+        assert app.store.effects == {"n": 1}
+
+
+@pytest.mark.parametrize("store", ["sqlite:///never-made.db", "memory://"])
+def test_a_clock_that_is_moved_makes_waits_end_and_nothing_before(store):
+    app, ran = App("t", store=store), []
+
+    @app.consumer("q", name="c", session="s")
+    def handle(payload: dict, ctx: Context):
+        ran.append(ctx.message.id)
+        if payload.get("later") and ctx.message.attempt < 2:
+            raise Retry(after=3600)
+
+    with testing.run(app) as t:
+        t.send("q", {"s": "a", "later": 1}, message_id="m1")
+        t.send("q", {"s": "b"}, message_id="m2", after=timedelta(hours=5))
+        t.send("q", {"s": "c"}, message_id="m3", expires=timedelta(hours=2))
+        t.drain(skip_waits=False)
+        t.send("q", {"s": "d"}, message_id="m4", expires=timedelta(minutes=2))
+        assert ran.count("m1") == 1 or "m1" in ran
+        assert "m3" in ran
+        before = len(ran)
+        t.advance(timedelta(minutes=59))
+        t.drain(skip_waits=False)
+        assert ran[before:] == []
+        t.advance(timedelta(minutes=2))
+        t.drain(skip_waits=False)
+        assert ran[before:] == ["m1"]
+        t.advance(timedelta(hours=4))
+        t.drain(skip_waits=False)
+        assert ran[before:] == ["m1", "m2"]
+        assert t.status["c"].counts["expired", ""] == 1
+
+
+def test_a_moved_clock_is_gone_with_its_run():
+    from procession.stores.sqlite.connection import wall_now
+
+    before = wall_now()
+    with testing.run(counting_app(), setup=SETUP) as t:
+        t.advance(timedelta(days=1000))
+        assert wall_now() > before + 900 * 86_400_000
+    assert wall_now() < before + 60_000
+
+
 def test_an_endless_sender_is_told(monkeypatch):
     monkeypatch.setattr(sys.modules["procession.testing.run"], "STEPS_MAX", 20)
     app = App("t", store="sqlite:///never-made.db")

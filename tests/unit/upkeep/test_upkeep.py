@@ -1,14 +1,15 @@
 """Pruning forgets only what nothing can ask for; purging erases; sessions are told."""
 
 import sqlite3
+import threading
 import time
 
 import pytest
 
 from procession import App, Context, OperatorError, Settings, testing
-from procession.flows.upkeep import prune_all
+from procession.flows.upkeep import PRUNE_ROWS, prune_all, prune_step
 from procession.runtime.drive import drive
-from procession.runtime.upkeep import UpkeepTurns
+from procession.runtime.upkeep import STEP_PAUSE_S, UpkeepTurns
 
 DAY_MS = 86_400_000
 
@@ -211,3 +212,70 @@ def test_turns_survive_a_store_that_is_away(tmp_path):
     turns.close()
     other.close()
     app.close()
+
+
+def fill_inbox(path, keys):
+    """Append keys of the first consumer, recorded thirty days ago."""
+    connection = sqlite3.connect(path)
+    long_ago = int(time.time() * 1000) - 30 * DAY_MS
+    connection.executemany(
+        "INSERT INTO procession_inbox (subscription, key, state, fingerprint, recorded_ms) "
+        "VALUES (1, ?, 3, x'00', ?)",
+        ((f"old-{number:06d}".encode(), long_ago) for number in range(keys)),
+    )
+    connection.commit()
+    connection.close()
+
+
+def old_keys(path):
+    connection = sqlite3.connect(path)
+    (number,) = connection.execute("SELECT count(*) FROM procession_inbox").fetchone()
+    connection.close()
+    return number
+
+
+@pytest.fixture
+def large(tmp_path):
+    """An app on a file with ten steps' worth of old keys."""
+    app = App(
+        "t",
+        store=f"sqlite:///{tmp_path}/t.db?synchronous=off",
+        settings=Settings(prune_every_ms=1),
+    )
+    app.consumer("q", name="c")(lambda payload: None)
+    app.open()
+    fill_inbox(tmp_path / "t.db", 10 * PRUNE_ROWS)
+    yield app
+    app.close()
+
+
+def test_a_step_of_pruning_reads_no_more_of_a_large_inbox_than_of_a_small_one(large):
+    found = drive(large.store.upkeep())
+    counted = []
+    for _ in range(10):
+        ticks = []
+        found.connection.set_progress_handler(lambda ticks=ticks: ticks.append(1), 100)
+        drive(prune_step(found, large.settings))
+        counted.append(len(ticks))
+    # The first step finds all ten thousand keys in the inbox, the last one only its own.
+    assert counted[0] <= counted[-1] * 1.1
+    drive(found.close())
+
+
+def test_a_slow_step_of_pruning_is_followed_by_a_longer_pause(large, tmp_path):
+    path = tmp_path / "t.db"
+    turns = UpkeepTurns(large.store, large.settings)
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
+    release.start()
+    time.sleep(0.01)
+    turns.turn()
+    release.join()
+    began = time.monotonic()
+    while time.monotonic() < began + 3 * STEP_PAUSE_S:
+        turns.turn()
+        time.sleep(0.01)
+    assert old_keys(path) == 9 * PRUNE_ROWS
+    turns.close()
+    other.close()

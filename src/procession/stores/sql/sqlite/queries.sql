@@ -342,7 +342,7 @@ SELECT count(*) FROM procession_messages WHERE id > :low AND id < :high;
 
 -- name: scheduled
 -- messages_due, then a filter.
-SELECT count(*) FROM procession_messages
+SELECT count(*) FROM procession_messages INDEXED BY procession_messages_due
 WHERE due_ms IS NOT NULL AND id < -:low AND id > -:high;
 
 -- name: head
@@ -368,7 +368,7 @@ SELECT coalesce(sum(held), 0), count(*) FILTER (WHERE held > 0),
 FROM procession_sessions WHERE subscription = ?;
 
 -- name: dead_number
--- dead_letters_key.
+-- dead_letters_session: all of the subscription.
 SELECT count(*) FROM procession_dead_letters WHERE subscription = ? AND status = 'dead';
 
 -- name: find_dead_letters
@@ -406,8 +406,9 @@ SET status = :status, history = json_insert(history, '$[#]', json(:entry))
 WHERE id = :number AND status = 'dead';
 
 -- name: next_scheduled
--- messages_due, in its order, to the first of this reader.
-SELECT due_ms FROM procession_messages
+-- messages_due, in its order, to the first of this reader. By itself SQLite would read and sort all
+-- that is set aside, at each idle look.
+SELECT due_ms FROM procession_messages INDEXED BY procession_messages_due
 WHERE due_ms IS NOT NULL AND id < -:low AND id > -:high
 ORDER BY due_ms
 LIMIT 1;
@@ -479,8 +480,9 @@ SELECT max(id), recorded_ms FROM (
 
 -- name: prune_inbox
 -- A range of inbox's primary key; dead_letters_key for each. Held, dead and running keys stay, and
--- those of which a dead letter waits for a decision.
-DELETE FROM procession_inbox
+-- those of which a dead letter waits for a decision. Not indexed: else all keys of the subscription
+-- are walked in their unique index, at each step.
+DELETE FROM procession_inbox NOT INDEXED
 WHERE id > :after AND id <= :last AND subscription = :subscription AND state = 3
   AND recorded_ms < :cutoff
   AND NOT EXISTS (
