@@ -153,7 +153,7 @@ def seeing(options: Options) -> Result:
         {"none": seen(unseen, traced=True), "all": seen(everything, traced=True)},
     )
     each = in_turn(
-        options.runs,
+        (options.runs + 1) // 2,
         {
             "none": seen(unseen),
             "log": seen(logged),

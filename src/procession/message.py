@@ -62,6 +62,12 @@ class Message:
             self._headers = MappingProxyType(dict(self._delivery.headers))
         return self._headers
 
+    def header(self, name: str) -> str | None:
+        """Return a header's text; None where there is none, or where another program wrote headers
+        that nobody can read, at which `headers` raises.
+        """
+        return self._delivery.header(name)
+
     @property
     def body(self) -> bytes:
         """The body as it was sent."""
@@ -221,6 +227,18 @@ class Delivery:
                 raise ValueError(msg)  # noqa: TRY004  as of text that is no JSON at all
             raw = self.raw_headers = found
         return raw
+
+    def header(self, name: str) -> str | None:
+        """Return a header's text; None where there is none, or where another program wrote headers
+        that nobody can read.
+        """
+        if self.raw_headers is None:
+            return None
+        try:
+            value = self.headers.get(name)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, str) else None
 
 
 _random = random.Random()  # noqa: S311  ids are unique, not secret

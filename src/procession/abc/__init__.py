@@ -337,7 +337,8 @@ class DeadLetters(Protocol):
         ...
 
     async def edit(self, number: int, *, body: bytes, fingerprint: bytes, by: str) -> None:
-        """Replace the body. The inbox then accepts the old and the new fingerprint.
+        """Replace the body; the old one stays in the history, as `replaced_body` writes it. The
+        inbox then accepts the old and the new fingerprint.
 
         Raises:
             OperatorError: it is not waiting for a decision any more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -169,3 +170,19 @@ class ConsumerStatus:
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)
     reruns: int = 0
     head_age_ms: int | None = None
+
+
+def replaced_body(body: bytes) -> dict[str, str]:
+    r"""Return a body that an edit replaces as a dead letter's history keeps it: its text, or Base64
+    where it is none (a zero is no text to PostgreSQL).
+
+    Example:
+        >>> replaced_body(b"{}"), replaced_body(b"\xff")
+        ({'was': '{}'}, {'was_base64': '/w=='})
+    """
+    try:
+        if b"\0" not in body:
+            return {"was": body.decode()}
+    except UnicodeDecodeError:
+        pass
+    return {"was_base64": base64.b64encode(body).decode()}

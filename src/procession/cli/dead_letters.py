@@ -28,6 +28,7 @@ from procession.errors import ConfigurationError, OperatorError, Reason
 from procession.flows.dead_letters import Replay, check_waits
 
 BODY_CHARS = 20_000
+HISTORY_CHARS = 400
 HEX_BYTES = 512
 HEX_LINE = 16
 LIMIT = 1_000
@@ -208,8 +209,13 @@ def _time(ms: int) -> str:
 def _entry(entry: Any) -> str:
     said = dict(entry)
     at, what = said.pop("at_ms", None), said.pop("what", "")
-    rest = " ".join(f"{name}={value!r}" for name, value in said.items())
+    rest = " ".join(f"{name}={_short(repr(value))}" for name, value in said.items())
     return printable(f"{'' if at is None else _time(at)} {what} {rest}".strip())
+
+
+def _short(text: str) -> str:
+    more = len(text) - HISTORY_CHARS
+    return text if more <= 0 else f"{text[:HISTORY_CHARS]}… ({more:,} more characters: see --json)"
 
 
 def _shown(body: bytes) -> str:

@@ -143,14 +143,15 @@ def purge(
     key: Annotated[str | None, typer.Option(help="Erase all that is kept of this key.")] = None,
     session: Annotated[
         str | None,
-        typer.Option(help="Erase what waits, what died, and what is known of this session."),
+        typer.Option(help="Erase what waits and what died of this session, with their keys."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Erase a key or a session, for privacy: waiting messages, dead letters, remembered keys.
 
-    A later copy of an erased message would run again.
+    A later copy of an erased message would run again. Keys that are done know no session: erase
+    those by key.
     """
     place, _ = positions(
         target, [], needed=0, usage="procession purge TARGET --consumer NAME --key KEY"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from procession.message import BodyFormat, Delivery
 from procession.outcome import Cause, End, InboxState, Outcome, Reject, Retry
 from procession.telemetry import Event, Instrument
 
+_LOGGER = logging.getLogger("procession.handler")
 REMEMBERED_MAX = 10_000
 TRACEPARENTS_MAX = 128
 _TRACEPARENT = re.compile(r'"traceparent":\s*"([0-9a-z-]*)"')
@@ -565,6 +567,9 @@ class Batch:
         text = describe(error, memory.settings.error_chars_max)
         if not isinstance(error, Reject):
             self._tell_failure(delivery, key, text)
+            if not isinstance(error, Retry):
+                # Where it happened, for whoever asks for it: --log-level debug.
+                _LOGGER.debug("message %r failed", delivery.message_id, exc_info=error)
         if not usable:
             if not self.alone:
                 failed = memory.alone if delivery.lock is None else memory.to_take
@@ -795,7 +800,7 @@ def traceparents(deliveries: Sequence[Delivery]) -> list[str]:
             match = _TRACEPARENT.search(raw)
             traceparent = None if match is None else match[1]
         else:
-            traceparent = _header(delivery, "traceparent")
+            traceparent = delivery.header("traceparent")
         if traceparent is not None:
             found[traceparent] = None
             if len(found) == TRACEPARENTS_MAX:
@@ -809,18 +814,8 @@ def _message(delivery: Delivery, key: bytes | None) -> dict[str, str | None]:
         "key": _text(key),
         "message_id": _text(delivery.message_id),
         "session": _text(delivery.session),
-        "correlation_id": _header(delivery, "correlation-id"),
+        "correlation_id": delivery.header("correlation-id"),
     }
-
-
-def _header(delivery: Delivery, name: str) -> str | None:
-    if delivery.raw_headers is None:
-        return None
-    try:
-        value = delivery.headers.get(name)
-    except (ValueError, RecursionError):  # another program wrote them, and they are no JSON object
-        return None
-    return value if isinstance(value, str) else None
 
 
 def _text(key: bytes | None) -> str | None:

@@ -77,7 +77,6 @@ class Context:
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry consumer, dedup key, session and correlation id."""
-        headers = self.message.headers
         return logging.LoggerAdapter(
             _LOGGER,
             {
@@ -85,7 +84,7 @@ class Context:
                     "consumer": self.consumer,
                     "key": self._key.decode(errors="replace"),
                     "session": self.message.session,
-                    "correlation_id": headers.get("correlation-id"),
+                    "correlation_id": self.message.header("correlation-id"),
                     "run": self.run,
                 }
             },

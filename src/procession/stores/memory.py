@@ -36,6 +36,7 @@ from procession.abc import (
     Topology,
     WorkerRecord,
 )
+from procession.abc.records import replaced_body
 from procession.config import Settings
 from procession.core.fences import check_fence, holder_name
 from procession.core.fingerprints import matches
@@ -988,7 +989,7 @@ class MemoryDeadLetters:
             letter,
             body=body,
             fingerprint=fingerprint,
-            history=(*letter.history, {"what": "edited", "by": by}),
+            history=(*letter.history, {"what": "edited", "by": by, **replaced_body(letter.body)}),
         )
         row = self._subscription(letter).inbox.get(letter.key or b"")
         if row is not None and letter.reason != Reason.CONFLICT:

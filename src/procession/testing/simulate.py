@@ -27,7 +27,7 @@ from procession.message import Outgoing, new_id
 from procession.runtime.drive import drive
 from procession.stores.sqlite import SqliteStore
 from procession.testing.clock import ManualClock
-from procession.testing.run import Setup, prepare, register
+from procession.testing.run import Setup, SimulatedCrash, prepare, register
 
 STEPS_MAX = 20_000
 TRACE_MAX = 40
@@ -42,10 +42,6 @@ ADVICE = (
 
 class ViolationError(AssertionError):
     """A handler's effects depend on what must not matter; the text says on what seed and how."""
-
-
-class SimulatedCrash(KeyboardInterrupt):
-    """The process dies here. A KeyboardInterrupt, so that nothing takes it for a failed run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

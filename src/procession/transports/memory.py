@@ -3,6 +3,8 @@
 It behaves like a peek-lock queue with sessions: a message is locked for one source until it is
 settled or its lock ends, a session belongs to one source at a time, and a message that was not
 completed comes again, in its place, with a higher delivery count.
+
+It serves one thread: nothing here is locked. Sources may take turns in it, as coroutines do.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class _Item:
 
 
 class MemoryBroker:
-    """The queues of one broker.
+    """The queues of one broker, for one thread.
 
     Args:
         now_ms: its clock, milliseconds.

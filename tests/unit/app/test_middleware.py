@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from tests.driving import foreign, new_app, run_until_idle
 
 from procession import App, Context, Reject, testing
 from procession.app.middleware import correlation, timing
@@ -120,3 +121,30 @@ def test_a_handler_without_a_context_has_middlewares_too():
     app.middleware(correlation)
     counts, _ = run(app, {})
     assert counts == {("processed", ""): 1}
+
+
+@pytest.mark.parametrize("headers", ["[1]", "7", "null", "{bad", '{"correlation-id": 5}'])
+def test_foreign_headers_that_are_no_object_make_a_message_its_own_correlation(tmp_path, headers):
+    app, seen = new_app(tmp_path), []
+
+    @app.consumer("q", name="c")
+    def handle(payload: dict, ctx: Context):
+        seen.append(in_hand.get().correlation_id)
+        ctx.logger.info("handled")
+
+    app.middleware(correlation)
+    foreign(app, message_id=b"m1", headers=headers, format=1)
+    with app.ready_handlers():
+        run_until_idle(app)
+    assert seen == ["m1"]
+    app.close()
+
+
+def test_a_middleware_of_another_arity_is_refused_at_once():
+    app = App("t", store="memory://")
+
+    def timed(ctx):
+        yield
+
+    with pytest.raises(ConfigurationError, match=r"timed.*two arguments"):
+        app.middleware(timed)

@@ -125,7 +125,6 @@ def test_a_crash_leaves_nothing_and_the_next_run_takes_effect_once(colour):
         assert len(runs) > 3
         assert t.dead_letters == []
         assert t.crash() == 0
-        assert t.drain() == 0
 
 
 def test_a_crash_works_on_the_memory_store():
@@ -159,8 +158,7 @@ def test_a_clock_that_is_moved_makes_waits_end_and_nothing_before(store):
         t.send("q", {"s": "c"}, message_id="m3", expires=timedelta(hours=2))
         t.drain(skip_waits=False)
         t.send("q", {"s": "d"}, message_id="m4", expires=timedelta(minutes=2))
-        assert ran.count("m1") == 1 or "m1" in ran
-        assert "m3" in ran
+        assert set(ran) == {"m1", "m3"}
         before = len(ran)
         t.advance(timedelta(minutes=59))
         t.drain(skip_waits=False)

@@ -27,6 +27,13 @@ def check_middleware(function: object) -> Middleware:
             f"middleware {getattr(function, '__name__', function)!r} is no generator function: "
             "write def name(payload, ctx): …before…; yield; …after…"
         )
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"middleware {getattr(function, '__name__', function)!r} must take two arguments, "
+            f"payload and context ({error}): write def name(payload, ctx): …before…; yield; …after…"
+        ) from error
     return function
 
 

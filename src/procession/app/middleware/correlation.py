@@ -26,7 +26,8 @@ in_hand: ContextVar[InHand | None] = ContextVar("procession_in_hand", default=No
 
 
 def correlation(_payload: Any, ctx: Context) -> Generator[None]:
-    """Set `in_hand` for the run. A message without a correlation id is its own.
+    """Set `in_hand` for the run. A message without a correlation id is its own, and so is one whose
+    headers another program wrote and nobody can read.
 
     Example:
         >>> from procession import App
@@ -35,7 +36,7 @@ def correlation(_payload: Any, ctx: Context) -> Generator[None]:
         >>> _ = app.middleware(correlation)
     """
     message = ctx.message
-    found = message.headers.get(CORRELATION_HEADER, message.id)
+    found = message.header(CORRELATION_HEADER) or message.id
     token = in_hand.set(InHand(ctx.consumer, message.id, found))
     try:
         yield

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from procession.abc import DeadLetterFilter, DeadLetterRecord
+from procession.abc.records import replaced_body
 from procession.errors import OperatorError, Reason
 from procession.stores.sql.sends import KEYLESS_SESSION, Run, Sender
 from procession.stores.sql.transactions import Transactions
@@ -55,7 +56,7 @@ class SqlDeadLetters:
                 number=number,
                 body=body,
                 fingerprint=fingerprint,
-                entry=_entry("edited", by),
+                entry=_entry("edited", by, **replaced_body(row["body"])),
             )
             if edited.count != 1:
                 raise OperatorError(

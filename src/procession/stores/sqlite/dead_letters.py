@@ -7,6 +7,7 @@ import sqlite3
 from typing import Any
 
 from procession.abc import DeadLetterFilter, DeadLetterRecord
+from procession.abc.records import replaced_body
 from procession.errors import OperatorError, Reason
 from procession.stores.sqlite.connection import wall_now
 from procession.stores.sqlite.sends import Sender, zone
@@ -43,7 +44,7 @@ class SqliteDeadLetters(Transactions):
                         "number": number,
                         "body": body,
                         "fingerprint": fingerprint,
-                        "entry": _entry("edited", by),
+                        "entry": _entry("edited", by, **replaced_body(row["body"])),
                     },
                 )
             except sqlite3.IntegrityError as error:

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from procession.abc import Changes, DeadLetter, DeadLetterFilter, DeadLetterRecord, Entry
+from procession.abc.records import replaced_body
 from procession.core.inbox import Verdict, judge
 from procession.errors import OperatorError, Reason
 from procession.message import Delivery
@@ -186,6 +187,7 @@ class DeadLetterKeeping(StoreHooks):
         assert (edited.body, edited.fingerprint) == (b"mended", new)
         assert edited.number == letter.number
         assert BY in str(edited.history)
+        assert any(replaced_body(letter.body).items() <= e.items() for e in edited.history)
         row = stage.run(stage.store.inbox(CONSUMER, b"m1"))
         assert row is not None
         for fingerprint in (new, print_of(body_of("m1"))):
