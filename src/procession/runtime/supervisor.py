@@ -31,6 +31,8 @@ TICK_S = 0.05
 HEALTHY_S = 60.0
 """After so long a life the next death is waited for as if it were the first."""
 SILENT_S = 5.0
+# However short the lease, a worker is not killed for a sign of life that is not due yet.
+BEATS_MISSED = 3
 """A worker that was silent for so long lives no more, and so does a supervisor that looked at
 nothing."""
 STOP_MARGIN_S = 5.0
@@ -152,7 +154,7 @@ class Supervisor:
         code = child.process.poll()
         if code is not None:
             self._replace(seat, child, code, now)
-        elif child.silent_s > self._settings.lease_ms / 1000:
+        elif child.silent_s > max(self._settings.lease_ms / 1000, BEATS_MISSED * BEAT_S):
             _LOG.error(
                 "worker process %d (pid %d) has given no sign of life for %.0f s and is killed: "
                 "it is stopped, or a handler never gives the interpreter back",
