@@ -7,6 +7,8 @@ from procession.testing.conformance import StoreSuite
 
 
 class TestPostgresStore(StoreSuite):
+    # A server on a busy machine takes its time, and a moment is to be far longer than that.
+    moment_ms = 1_000
     drivers_insert = "INSERT INTO conformance_effects (name) VALUES (%(name)s)"
     own_table = "procession_inbox"
     slow_statement = "SELECT pg_sleep(60)"

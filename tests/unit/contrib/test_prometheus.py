@@ -9,7 +9,7 @@ import urllib.request
 from datetime import timedelta
 
 import pytest
-from tests.driving import Driver, new_app
+from tests.driving import Driver, new_app, wait_until
 from tests.unit.contrib.scenes import ENDED, FAILED_RUNS, play, shop
 
 from procession import App, ConfigurationError, Event
@@ -230,9 +230,8 @@ def test_a_reading_is_kept_for_a_while():
     assert app.asked == 1
     old = Backlog(app, age_s=0.01)
     old.readings()
-    time.sleep(0.1)
-    old.readings()
-    assert app.asked == 3
+    # How long depends on how long the reading took, and this machine may be busy.
+    wait_until(lambda: old.readings() and app.asked == 3, "another reading")
 
 
 def test_at_most_a_fiftieth_of_the_time_is_spent_on_readings():

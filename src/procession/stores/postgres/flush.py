@@ -393,6 +393,8 @@ def _committed(
             lane._owned[key].waits = False
     for key in give_up:
         lane._forget(key)
+        # What was left of it has a token below those taken last.
+        lane._full_look_s = 0.0
     left: dict[bytes, int] = {}
     for number, (session, _) in lane._reads.items():
         if session:

@@ -48,7 +48,7 @@ BATCHES_BETWEEN_LOOKS = 4
 STICKY_S = 1.0
 DUE_MAX = 1_000
 # Past this, tokens are looked for from the last one taken on, which passes over dead rows.
-SLOW_LOOK_S = 0.02
+SLOW_LOOK_S = 0.1
 ACCEPTANCES = itertools.count(1)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -104,7 +104,6 @@ class PostgresLane(Reader):
         self._looked = 0
         self._want = SESSIONS_FIRST
         self._after = 0
-        self._full_look_s = 0.0
         self._slow_look = False
         self._closed = False
         self._interrupted = False
@@ -201,6 +200,7 @@ class PostgresLane(Reader):
         self._begin_short()
         self._send_give_up(mine)
         self._end_short()
+        self._full_look_s = 0.0
         for key in mine:
             self._forget(key)
 

@@ -72,6 +72,7 @@ class Reader:
         self._reads: dict[int, Read] = {}
         self._reading = Reading([], [], [], set())
         self._look = True
+        self._full_look_s = 0.0
 
     def meaning(self, failed: StatementFailed) -> BaseException:
         """Return what a failed statement means, whoever sent it."""
