@@ -138,18 +138,17 @@ def run(
         if not app.consumers:
             raise ConfigurationError(f"app {app.name!r} has no consumer: register one to run it")
         app.open()
-        supervisor = Supervisor(
-            command,
-            app.store,
-            settings=app.settings,
-            instrument=app.instrument,
-            processes=processes,
-        )
-        with (
-            metrics.served(app, host=metrics_host, port=metrics_port),
-            served(supervisor, host=health_host, port=health_port),
-        ):
-            code = supervisor.run()
+        # First the metrics: the supervisor tells takeovers to the instrument that the app has then.
+        with metrics.served(app, host=metrics_host, port=metrics_port):
+            supervisor = Supervisor(
+                command,
+                app.store,
+                settings=app.settings,
+                instrument=app.instrument,
+                processes=processes,
+            )
+            with served(supervisor, host=health_host, port=health_port):
+                code = supervisor.run()
         app.close()
     raise typer.Exit(code)
 

@@ -31,10 +31,10 @@ TICK_S = 0.05
 HEALTHY_S = 60.0
 """After so long a life the next death is waited for as if it were the first."""
 SILENT_S = 5.0
-# However short the lease, a worker is not killed for a sign of life that is not due yet.
-BEATS_MISSED = 3
 """A worker that was silent for so long lives no more, and so does a supervisor that looked at
 nothing."""
+# However short the lease, a worker is not killed for a sign of life that is not due yet.
+BEATS_MISSED = 3
 STOP_MARGIN_S = 5.0
 BURIAL_S = 5.0
 PROCESSES_MAX = 256

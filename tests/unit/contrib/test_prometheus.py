@@ -231,7 +231,7 @@ def test_a_reading_is_kept_for_a_while():
     old = Backlog(app, age_s=0.01)
     old.readings()
     # How long depends on how long the reading took, and this machine may be busy.
-    wait_until(lambda: old.readings() and app.asked == 3, "another reading")
+    wait_until(lambda: len(old.readings()) == 0 and app.asked == 3, "another reading")
 
 
 def test_at_most_a_fiftieth_of_the_time_is_spent_on_readings():

@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 from tests.driving import column, new_app, run_until_idle, sql
 
+from procession import Inbox
 from procession.errors import ConfigurationError, StoreUnavailable
 
 
@@ -120,3 +121,11 @@ def test_an_error_of_the_store_names_the_database(make):
         with pytest.raises(StoreUnavailable, match=r"t\.db stayed locked for 0.02 s"):
             app.send("q", {})
         other.execute("ROLLBACK")
+
+
+def test_the_library_tells_of_another_applications_tables_and_changes_nothing(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "t.db", isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE procession_messages (id INTEGER PRIMARY KEY)")
+        with pytest.raises(ConfigurationError, match="not Procession's"):
+            Inbox.prepare(connection)
+    assert [name for _, name, _ in schema(tmp_path / "t.db")] == ["procession_messages"]
