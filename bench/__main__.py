@@ -13,7 +13,7 @@ from bench.inbox_size import inbox_size
 from bench.latency import latency
 from bench.measure import Options, Result, show
 from bench.parts import parts
-from bench.pruning import pruning
+from bench.pruning import pruning, pruning_random
 from bench.seeing import seeing
 from bench.sending import send_many
 from bench.w import w, w_shared
@@ -29,8 +29,9 @@ BENCHES: dict[str, Callable[[Options], Result]] = {
     "seeing": seeing,
     "inbox-size": inbox_size,
     "pruning": pruning,
+    "pruning-random": pruning_random,
 }
-MINUTES = {"inbox-size", "pruning"}
+MINUTES = {"inbox-size", "pruning", "pruning-random"}
 STORES = ("sqlite", "postgres")
 
 
